@@ -1,0 +1,5 @@
+"""The conformance suite: golden vectors run against anyone's kernels, in their own process, judged place by place."""
+
+from statescan.conformance.adapter import Adapter, Unsupported
+
+__all__ = ["Adapter", "Unsupported"]

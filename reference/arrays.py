@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  gives NumPy the name bfloat16
 import numpy as np
 import numpy.typing as npt
 
 from statescan.reference.host.rules import Axes, Facts, check_call
-from statescan.spec.contract import FLOAT_TYPES
+from statescan.spec.contract import FLOAT_TYPES, INDEX_TYPES
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
 DTYPES: dict[str, np.dtype[Any]] = {
-    "f64": np.dtype(np.float64), "f32": np.dtype(np.float32), "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64),
-    "bool": np.dtype(np.bool_),
-}  # fmt: skip
+    **{name: np.dtype(kind.numpy) for name, kind in FLOAT_TYPES.items()},
+    **{name: np.dtype(numpy) for name, numpy in INDEX_TYPES.items()},
+}
 NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -52,6 +51,19 @@ def round_to(values: Float64, name: str) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
         rounded = np.rint(values / quantum) * quantum
         return np.asarray(np.where(np.isfinite(values), rounded, values)).astype(DTYPES[name])
+
+
+def add_along(terms: Float64, axis: int) -> Float64:
+    """The sum along one axis as an ascending loop that starts from the first term: one order, one answer (NUM-1).
+
+    >>> add_along(np.array([[1.0, 2], [10, 20]]), 0).tolist()
+    [11.0, 22.0]
+    """
+    ordered = np.moveaxis(terms, axis, 0)
+    total = ordered[0] if len(ordered) else np.zeros(ordered.shape[1:])
+    for term in ordered[1:]:
+        total = total + term
+    return total
 
 
 def facts(array: Array | None) -> Facts | None:

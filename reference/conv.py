@@ -10,21 +10,14 @@ piece is shorter than the window. Source: https://github.com/Dao-AILab/causal-co
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from statescan.reference.arrays import Array, Float64, check_arguments, dtype_name, round_to, widen
 from statescan.reference.functions import sigmoid, silu
 from statescan.reference.pools import scan_prefill, scan_update
-
-Site = Callable[[str, Float64], Float64]
-"""Called at every place where an implementation rounds, with the place's name; the identity here (NUM, section 4)."""
-
-
-def keep(site: str, value: Float64) -> Float64:
-    """No rounding: the definition itself."""
-    return value
+from statescan.reference.sites import Site, keep
 
 
 def step_conv(

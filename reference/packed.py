@@ -61,6 +61,29 @@ def build_packed_seq_idx(
     return ids
 
 
+def unpack_segments(
+    shape: tuple[int, ...], seq_idx: Array | None, cu_seqlens: Array | None, entering: Array | None
+) -> list[tuple[int, slice]]:
+    """Each segment of a checked call as its batch row and its tokens, empty segments included (PACK-11).
+
+    `shape` starts with (batch, tokens). Offsets decide where given; under ids `[1, T]` there are as many segments as
+    rows of `entering`, else up to the largest id (PACK-14); with neither each batch row is one segment.
+
+    >>> unpack_segments((1, 5), np.array([[0, 0, 2, 2, -1]]), None, None)
+    [(0, slice(0, 2, None)), (0, slice(2, 2, None)), (0, slice(2, 4, None))]
+    """
+    if cu_seqlens is not None:
+        bounds = cu_seqlens.tolist()
+    elif seq_idx is not None:
+        ids = seq_idx[0].tolist()
+        count = max(ids, default=-1) + 1 if entering is None else entering.shape[0]
+        # ids do not decrease: a segment is the run of its id, found between the ids below it and the ids up to it
+        bounds = [len([i for i in ids if 0 <= i < n]) for n in range(count + 1)]
+    else:
+        return [(row, slice(0, shape[1])) for row in range(shape[0])]
+    return [(0, slice(start, end)) for start, end in itertools.pairwise(bounds)]
+
+
 def check_fla_sequence_packing_support(*, check: bool | None = None) -> Support:
     """Whether packed sequences can run through the FLA-backed mixers: (True, None) or (False, reason) (CAP-1, CAP-2).
 

@@ -70,6 +70,19 @@ def scan_update(
     commit_stores(stores)
 
 
+def live_rows(read_slots: Array, write_slots: Array | None) -> list[int]:
+    """The rows that are not padding: at least one of their slots is not negative (SLOT-2, PAD-1)."""
+    writes = read_slots if write_slots is None else write_slots
+    return [n for n, slots in enumerate(zip(read_slots.tolist(), writes.tolist(), strict=True)) if max(slots) >= 0]
+
+
+def state_type(initial_state: Array | None, values: Array) -> str:
+    """Element type of a final state: that of the entering one, else f32, or f64 beside f64 values (NUM-2)."""
+    if initial_state is not None:
+        return dtype_name(initial_state)
+    return "f64" if dtype_name(values) == "f64" else "f32"
+
+
 def enter(pool: Array, slot: int) -> Float64:
     """What a row starts from: its slot, or zeros whatever the pool holds (SLOT-7: selected, never multiplied)."""
     return widen(pool[slot]) if slot >= 0 else np.zeros(pool.shape[1:])

@@ -103,20 +103,20 @@ class SSMChunking(NamedTuple):
 
 
 class ElementType(NamedTuple):
-    """A stored element type: significand bits p (unit roundoff 2^-p), smallest step that may vanish 2^eta, bytes."""
+    """A stored float type: significand bits p (unit roundoff 2^-p), smallest step that may vanish 2^eta, NumPy's name."""
 
     bits: int
     eta: int
-    bytes: int
+    numpy: str
 
 
 FLOAT_TYPES: dict[str, ElementType] = {
-    "f64": ElementType(53, -1022, 8),
-    "f32": ElementType(24, -126, 4),
-    "f16": ElementType(11, -25, 2),
-    "bf16": ElementType(8, -126, 2),
+    "f64": ElementType(53, -1022, "float64"),
+    "f32": ElementType(24, -126, "float32"),
+    "f16": ElementType(11, -25, "float16"),
+    "bf16": ElementType(8, -126, "bfloat16"),
 }
-INDEX_TYPES: dict[str, int] = {"i32": 4, "i64": 8}
+INDEX_TYPES: dict[str, str] = {"i32": "int32", "i64": "int64"}
 OPERAND_BITS: dict[str, int] = {"f64": 53, "f32": 24, "tf32": 11, "f16": 11, "bf16": 8}
 """Significand bits of the operand classes an implementation may declare; `tf32` is never stored."""
 

@@ -1,0 +1,59 @@
+"""Right models of every operation, and the same models with one known fault each: what measures the suite's strength.
+
+    mutant("taps-reversed")["causal_conv1d"](x, weight)
+
+A model is written apart from the reference and shares only its checks and roundings, so that the two can be compared. A
+fault is one switch at the place where its mechanism sits; `goldens/faults.json` says what each does and who saw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from statescan.conformance.mutants.conv import FAULTS as CONV_FAULTS
+from statescan.conformance.mutants.conv import build as build_conv
+from statescan.conformance.mutants.packed import FAULTS as PACKED_FAULTS
+from statescan.conformance.mutants.packed import build as build_packed
+
+Operations = Mapping[str, Callable[..., Any]]
+
+
+class Part(NamedTuple):
+    """The operations one module models: what kind of model it is, how to build it, the faults it knows."""
+
+    structure: str
+    build: Callable[[str | None], Operations]
+    faults: tuple[str, ...]
+
+
+PARTS: tuple[Part, ...] = (
+    Part("kernel-like", build_conv, CONV_FAULTS),
+    Part("host", build_packed, PACKED_FAULTS),
+)
+"""Where an operation is modelled more than once, the first part here serves it unless another is asked for."""
+
+FAULTS: tuple[str, ...] = tuple(dict.fromkeys(fault for part in PARTS for fault in part.faults))
+"""Every fault that can be built."""
+
+
+def mutant(fault_id: str) -> Operations:
+    """All operations with exactly this fault, in every part that knows it; KeyError for an unknown id."""
+    if fault_id not in FAULTS:
+        raise KeyError(f"{fault_id!r} is no known fault: see statescan.conformance.mutants.FAULTS")
+    return _assemble([part for part in PARTS if fault_id in part.faults], fault_id)
+
+
+def models() -> dict[str, Operations]:
+    """The unmutated models by structure; what a structure does not model comes from the others."""
+    structures = dict.fromkeys(part.structure for part in PARTS)
+    return {name: _assemble([part for part in PARTS if part.structure == name]) for name in structures}
+
+
+def _assemble(first: list[Part], fault: str | None = None) -> Operations:
+    """Every operation once, from the parts named `first` where there is a choice; these alone get the fault."""
+    operations: dict[str, Callable[..., Any]] = {}
+    for part in (*first, *(part for part in PARTS if part not in first)):
+        for name, operation in part.build(fault if part in first else None).items():
+            operations.setdefault(name, operation)
+    return operations

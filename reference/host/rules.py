@@ -26,6 +26,8 @@ from statescan.spec.contract import (
 )  # fmt: skip
 
 CONV_WIDTHS = (2, 3, 4)
+LEAST_GATE = -1024.0
+"""Its exponential is exactly 0 in float64 and in everything narrower (NUM-3)."""
 
 
 class Facts(NamedTuple):
@@ -281,3 +283,15 @@ def _check_drafts(
     for n, length in enumerate(lengths or ()):
         if not 0 <= length <= axes["J"]:
             raise UnsupportedError(f"num_tokens[{n}]={length} is outside 0..{axes['J']} (SPEC-6)")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def check_gate(place: Sequence[int], value: float) -> None:
+    """A log-decay lies in -1024..0; NaN does not (NUM-3)."""
+    if not LEAST_GATE <= value <= 0:
+        where = ", ".join(str(i) for i in place)
+        raise UnsupportedError(f"g[{where}]={value} is outside {LEAST_GATE:g}..0: a log-decay is meant (NUM-3)")

@@ -1,0 +1,95 @@
+"""What an implementation shows the suite: callables in the terms of the operation table, and what it claims.
+
+    from statescan.conformance import Adapter
+
+    adapter = Adapter("mykernels", version="1.4", arrays="torch")
+
+    @adapter.op("causal_conv1d_update", features=["slot.pool", "act.silu", "bias", "width:4", "window.W"])
+    def update(x, weight, bias, conv_pool, read_slots, *, activation): ...
+
+Tensors arrive by name in the contract's shapes; pools are changed in place. Run it with
+`statescan run --impl my_module:adapter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from statescan.spec.contract import FEATURES, OPERATIONS
+
+Function = Callable[..., Any]
+Capability = dict[str, Any]
+
+ALL_FEATURES: tuple[str, ...] = tuple(word for group in FEATURES.values() for word in group)
+
+
+class Unsupported(Exception):  # noqa: N818  a statement, not a fault
+    """Raised by an adapter for a call its implementation does not offer; `need` is the missing word."""
+
+    def __init__(self, need: str) -> None:
+        super().__init__(need)
+        self.need = need
+
+
+class Adapter:
+    """Operations by name, gradients by name, and the capabilities that go with them.
+
+    `arrays` is "numpy" (bfloat16 through ml_dtypes) or "torch". `missing` says why the implementation cannot run here.
+    """
+
+    def __init__(
+        self, name: str, version: str = "", *, arrays: str = "numpy", device: str = "cpu", source: str = "",
+        info: Mapping[str, Any] | None = None, missing: str = "",
+    ) -> None:  # fmt: skip
+        if arrays not in ("numpy", "torch"):
+            raise ValueError(f"arrays={arrays!r}: numpy or torch")
+        self.name, self.version, self.arrays, self.device, self.source = name, version, arrays, device, source
+        self.info, self.missing = dict(info or {}), missing
+        self.operations: dict[str, Function] = {}
+        self.gradients: dict[str, Function] = {}
+        self.capabilities: list[Capability] = []
+
+    def op(
+        self, name: str, *, features: Sequence[str] = ALL_FEATURES, dtypes: Sequence[Mapping[str, str]] = (),
+        operand: str = "f32", limits: Mapping[str, Any] | None = None, state_layout: Sequence[str] = ("KV",),
+    ) -> Callable[[Function], Function]:  # fmt: skip
+        """Register a callable for operation `name` with what it claims.
+
+        `dtypes` are the combinations of element types it takes and returns (argument name -> type; `out` is the first
+        result; a name left out follows its group's first tensor, or may be anything); none: any type.
+        """
+        if name not in OPERATIONS:
+            raise ValueError(f"{name!r} is no operation: {', '.join(OPERATIONS)}")
+        self.capabilities.append({
+            "op": name, "features": list(features), "dtypes": [dict(d) for d in dtypes], "operand": operand,
+            "state_layout": list(state_layout), "limits": dict(limits or {}),
+        })  # fmt: skip
+
+        def register(function: Function) -> Function:
+            self.operations[name] = function
+            return function
+
+        return register
+
+    def grad(self, name: str) -> Callable[[Function], Function]:
+        """Register `function(cotangents, **tensors and settings) -> {input: gradient}` for a NumPy implementation."""
+
+        def register(function: Function) -> Function:
+            self.gradients[name] = function
+            return function
+
+        return register
+
+
+def as_adapter(thing: Any, name: str) -> Adapter:
+    """An Adapter as it is; a plain mapping from operation names to callables with every feature claimed."""
+    if isinstance(thing, Adapter):
+        return thing
+    if not isinstance(thing, Mapping):
+        kind = type(thing).__name__
+        raise TypeError(f"{name} is a {kind}: an Adapter, or a mapping from operation names to callables")
+    adapter = Adapter(name)
+    for op, function in thing.items():
+        adapter.op(op)(function)
+    return adapter

@@ -1,0 +1,144 @@
+"""The command line: `statescan list | show | run | matrix | regen`.
+
+Exit codes: 0 everything that ran passed, 1 failures, 2 wrong usage or a broken protocol.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from statescan.conformance import report as reports
+from statescan.conformance.adapters import SHIPPED
+from statescan.conformance.runner import FULL, QUICK, Selection, Target, run, target
+from statescan.goldens.store import FormatError, load_faults, load_vectors, vector_text
+from statescan.spec.contract import PROFILES
+
+console = Console()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="statescan")
+def main() -> None:
+    """statescan: golden vectors for recurrent-state sequence mixers, run on your kernels."""
+
+
+@main.command("list")
+@click.option("--only", multiple=True, help="A clause, a family or a pattern over ids; may be repeated.")
+@click.option("--profile", type=click.Choice([QUICK, FULL, *PROFILES]), default=FULL)
+def list_vectors(only: tuple[str, ...], profile: str) -> None:
+    """List vectors: id, class, clauses, operation, why."""
+    selection = Selection(profile, only)
+    table = Table("id", "class", "clauses", "operation", "why", box=None, pad_edge=False)
+    rows = [v for v in load_vectors().values() if selection.picks(v)]
+    for v in rows:
+        table.add_row(v["id"], v["class"], " ".join(v["clauses"]), v["op"], v["why"])
+    console.print(table)
+    console.print(f"{len(rows)} vectors")
+
+
+@main.command()
+@click.argument("identifier")
+def show(identifier: str) -> None:
+    """Show one vector (by id), clause (by label) or known fault (by id)."""
+    vectors, faults = load_vectors(), load_faults()
+    if identifier in vectors:
+        console.print(vector_text(vectors[identifier]), markup=False, highlight=False, soft_wrap=True)
+        return
+    text = reports.clause_text(identifier)
+    if text:
+        console.print(text, markup=False, highlight=False)
+        named = [v["id"] for v in vectors.values() if identifier in v["clauses"]]
+        console.print(f"Vectors: {', '.join(named) or 'none'}", markup=False, highlight=False)
+        return
+    if identifier in faults:
+        for key, value in faults[identifier].items():
+            console.print(f"{key}: {value}", markup=False, highlight=False)
+        console.print(f"killed by: {', '.join(v['id'] for v in vectors.values() if identifier in v.get('kills', []))}",
+                      markup=False, highlight=False)  # fmt: skip
+        return
+    raise click.UsageError(f"{identifier!r} is no vector, clause or fault; `statescan list` names the vectors")
+
+
+@main.command("run")
+@click.option("--impl", "names", multiple=True, help="A shipped adapter, module:object, or run:COMMAND.")
+@click.option("--all", "everything", is_flag=True, help="The reference and every shipped adapter.")
+@click.option("--profile", type=click.Choice([QUICK, FULL, *PROFILES]), default=QUICK, show_default=True)
+@click.option("--only", multiple=True, help="A clause, a family or a pattern over ids; may be repeated.")
+@click.option("--seconds", type=float, help="Time limit for each implementation.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("reports"), show_default=True)
+@click.option("--must-pass", default="reference", show_default=True,
+              help="With --all: the implementations whose failures decide the exit code.")  # fmt: skip
+def run_suite(
+    names: tuple[str, ...], everything: bool, profile: str, only: tuple[str, ...], seconds: float | None, out: Path,
+    must_pass: str,
+) -> None:  # fmt: skip
+    """Run vectors on implementations, print what failed and where, and write report.json and report.html."""
+    chosen = list(names) or (list(SHIPPED) if everything else ["reference"])
+    try:
+        targets = [target(name) for name in chosen]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    made = _run_with_progress(targets, Selection(profile, only), seconds)
+    for one in made["runs"]:
+        reports.print_run(console, one)
+    reports.print_matrix(console, made)
+    written = reports.write(made, out)
+    console.print("reports: " + ", ".join(str(path) for path in written), highlight=False)
+    judged = must_pass.split(",") if everything and not names else [one.name for one in targets]
+    sys.exit(reports.exit_code(made, judged))
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def matrix(files: tuple[Path, ...]) -> None:
+    """One table, implementations by clause families, from several report.json files."""
+    try:
+        merged = reports.merge([reports.read(path) for path in files])
+    except FormatError as error:
+        raise click.UsageError(str(error)) from error
+    reports.print_matrix(console, merged)
+
+
+@main.command()
+@click.option("--check", "mode", flag_value="check", default=True, help="Recompute everything and compare.")
+@click.option("--write", "mode", flag_value="write", help="Derive and store; refuses to change an expectation.")
+@click.option("--dispatch", is_flag=True, help="With --check: also under other CPU dispatch settings.")
+@click.option("--allow-change", metavar="REASON", help="With --write: change expectations, and say why.")
+def regen(mode: str, dispatch: bool, allow_change: str | None) -> None:
+    """Recompute the golden vectors, or write them."""
+    from statescan.goldens import regenerate  # the reference is needed here and nowhere else on the command line
+
+    if mode == "write":
+        refused = regenerate.write(allow_change, lambda line: console.print(line, markup=False, highlight=False))
+        for line in refused:
+            console.print(f"refused: {line}", markup=False, highlight=False)
+        if refused:
+            console.print("give --allow-change REASON to change an expectation; drafts are left as .rej")
+        sys.exit(1 if refused else 0)
+    wrong = regenerate.check() + (regenerate.check_dispatch() if dispatch else [])
+    for line in wrong:
+        console.print(line, markup=False, highlight=False)
+    console.print(f"{len(load_vectors())} vectors checked, {len(wrong)} not as computed")
+    sys.exit(1 if wrong else 0)
+
+
+def _run_with_progress(targets: list[Target], selection: Selection, seconds: float | None) -> dict[str, Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks = {one.name: progress.add_task(one.name, total=None) for one in targets}
+
+        def step(name: str, done: int, of: int) -> None:
+            progress.update(tasks[name], total=of, completed=done + 1)
+
+        return run(targets, selection, seconds=seconds, progress=step)
+
+
+if __name__ == "__main__":
+    main()

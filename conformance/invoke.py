@@ -1,0 +1,157 @@
+"""Run one call on one adapter, in this process: arrays converted, exceptions turned into statuses, results checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from statescan.conformance.adapter import Adapter, Unsupported
+from statescan.conformance.calls import Array, Call, Reply
+from statescan.goldens.tensors import DTYPES, NAMES
+from statescan.spec.contract import ERRORS, OPERATIONS, PACKED_SEQ_FIELDS, PackedSeqParams
+
+_REFUSALS = {error.__name__ for error in ERRORS}
+
+
+def invoke(adapter: Adapter, call: Call) -> Reply:
+    """Run `call`; the reply holds its results and every input as the call left it."""
+    function = adapter.operations.get(call.op)
+    if function is None:
+        return Reply("unsupported", message=call.op)
+    started = time.perf_counter()
+    try:
+        with _installed(call.installed):
+            results, value = _run(adapter, function, call)
+    except Unsupported as error:
+        return Reply("unsupported", message=error.need)
+    except Exception as error:  # whatever an implementation raises is a result
+        status = "rejected" if type(error).__name__ in _REFUSALS else "error"
+        return Reply(status, _after(call), error=type(error).__name__, message=str(error)[:2000])
+    ms = (time.perf_counter() - started) * 1e3
+    for plan in call.results:
+        got = results.get(plan.name)
+        if got is None or got.shape != plan.shape:
+            shape = None if got is None else list(got.shape)
+            return Reply("shape", _after(call), message=f"{plan.name} has shape {shape}, {list(plan.shape)} expected")
+        if NAMES.get(got.dtype) != plan.dtype:
+            return Reply("dtype", _after(call), message=f"{plan.name} has type {got.dtype}, {plan.dtype} expected")
+    return Reply("ok", {**results, **_after(call)}, value, ms=ms)
+
+
+def _after(call: Call) -> dict[str, Array]:
+    return {f"after.{name}": array for name, array in call.tensors.items()}
+
+
+def _run(adapter: Adapter, function: Any, call: Call) -> tuple[dict[str, Array], Any]:
+    op = OPERATIONS[call.op]
+    to, back = (_to_torch, _from_torch) if adapter.arrays == "torch" else (_same, _same)
+    tensors = {name: to(array, adapter.device) for name, array in call.tensors.items()}
+    given = _arguments(call, tensors)
+    if call.grad is not None and adapter.arrays == "torch":
+        return _torch_grad(function, call, given, adapter.device), None
+    returned = function(**given)
+    for name, array in call.tensors.items():
+        if adapter.device != "cpu":
+            array[...] = back(tensors[name], "cpu")
+    if not op.results:
+        return {}, list(returned) if isinstance(returned, tuple) else returned
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    results = {r.name: back(part, "cpu") for r, part in zip(op.results, parts, strict=False) if part is not None}
+    if call.grad is not None:
+        cotangents = dict(call.grad.cotangents)
+        if call.op not in adapter.gradients:
+            raise Unsupported("grad")
+        gradients = adapter.gradients[call.op](cotangents, **given)
+        results.update({f"grad.{name}": gradients[name].astype(call.tensors[name].dtype) for name in call.grad.of})
+    return results, None
+
+
+def _arguments(call: Call, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of the operation; absent optional tensors that come before a required one are None."""
+    op = OPERATIONS[call.op]
+    fields = {name: tensors[name] for name in PACKED_SEQ_FIELDS if name in tensors}
+    given: dict[str, Any] = {} if op.family == "packed" else dict(tensors)
+    required = [i for i, argument in enumerate(op.tensors) if not argument.optional]
+    for argument in op.tensors[: max(required, default=0)]:
+        given.setdefault(argument.name, None)
+    settings = dict(call.args)
+    params = settings.pop("params", {})
+    if any(argument.name == "packed_seq_params" for argument in op.arguments):
+        given["packed_seq_params"] = PackedSeqParams(**fields, **params)
+    return {**given, **settings}
+
+
+def _torch_grad(function: Any, call: Call, given: dict[str, Any], device: str) -> dict[str, Array]:
+    import torch
+
+    assert call.grad is not None
+    leaves = {name: given[name].detach().clone().requires_grad_() for name in call.grad.of}
+    returned = function(**{**given, **leaves})
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    results = {r.name: part for r, part in zip(OPERATIONS[call.op].results, parts, strict=False) if part is not None}
+    wanted = [name for name in call.grad.cotangents if results[name].requires_grad]
+    gradients = torch.autograd.grad(
+        [results[name] for name in wanted], list(leaves.values()),
+        [_to_torch(call.grad.cotangents[name], device).to(results[name].dtype) for name in wanted], allow_unused=True,
+    )  # fmt: skip
+    found = {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
+    }
+    return {
+        **{name: _from_torch(part.detach(), "cpu") for name, part in results.items()},
+        **{f"grad.{name}": _from_torch(part, "cpu") for name, part in found.items()},
+    }
+
+
+def _same(array: Any, device: str) -> Any:
+    return array
+
+
+def _to_torch(array: Array, device: str) -> Any:
+    """A tensor over the same memory (a copy with the same strides on a device)."""
+    import torch
+
+    if array.dtype == DTYPES["bf16"]:
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    if device == "cpu":
+        return tensor
+    moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return moved.copy_(tensor)
+
+
+def _from_torch(tensor: Any, device: str) -> Array:
+    import torch
+
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.contiguous().view(torch.int16).numpy().view(DTYPES["bf16"]))
+    return np.asarray(tensor.numpy())
+
+
+@contextmanager
+def _installed(versions: Mapping[str, str | None]) -> Iterator[None]:
+    """Let `importlib.metadata` answer as if these versions were installed."""
+    if not versions:
+        yield
+        return
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name not in versions:
+            return real(name)
+        found = versions[name]
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    with mock.patch.object(metadata, "version", version):
+        yield

@@ -1,0 +1,143 @@
+"""The corpus on disk: vector files read strictly, written canonically, listed with their digests in MANIFEST.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+GOLDENS = Path(__file__).parent
+VECTORS = GOLDENS / "vectors"
+MANIFEST = GOLDENS / "MANIFEST.json"
+
+_MOST_DEPTH = 32
+_MOST_TEXT = 64 * 1024
+_NOT_DIGESTED = ("digest", "provenance")
+
+
+class FormatError(ValueError):
+    """A file that does not follow its format; the message names the file and the place."""
+
+
+def read_json(path: Path) -> Any:
+    """Parse JSON from outside: duplicate keys, NaN literals, deep nesting and long strings are refused."""
+    try:
+        value = json.loads(path.read_text("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        _check_limits(value, 0)
+    except (ValueError, RecursionError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path.name}: {error}") from error
+    return value
+
+
+def load_vector(path: Path) -> dict[str, Any]:
+    """One vector file, checked against the schema of its format and against its own digest if it has one."""
+    vector = read_json(path)
+    check_schema("vector", vector, path.name)
+    if vector["id"] != path.stem:
+        raise FormatError(f"{path.name}: id is {vector['id']!r}")
+    if vector.get("digest") not in (None, vector_digest(vector)):
+        raise FormatError(f"{path.name}: digest does not match the content")
+    return dict(vector)
+
+
+def load_vectors(folder: Path = VECTORS) -> dict[str, dict[str, Any]]:
+    """The whole corpus by id, in order of family and id."""
+    vectors = [load_vector(path) for path in sorted(folder.glob("*/*.json"))]
+    return {vector["id"]: vector for vector in vectors}
+
+
+@lru_cache(maxsize=1)
+def load_faults() -> dict[str, dict[str, Any]]:
+    """The catalogue of known faults by id."""
+    return {fault["id"]: fault for fault in read_json(GOLDENS / "faults.json")["faults"]}
+
+
+def check_schema(kind: str, value: Any, where: str) -> None:
+    """Validate against `schema/<kind>.schema.json`; the first error names its place."""
+    errors = sorted(_validator(kind).iter_errors(value), key=lambda e: list(map(str, e.absolute_path)))
+    if errors:
+        place = "/".join(map(str, errors[0].absolute_path)) or "top"
+        raise FormatError(f"{where}: {place}: {errors[0].message[:300]}")
+
+
+def vector_digest(vector: Mapping[str, Any]) -> str:
+    """SHA-256 over the canonical JSON without digest and provenance."""
+    content = {key: value for key, value in vector.items() if key not in _NOT_DIGESTED}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def vector_text(vector: Mapping[str, Any]) -> str:
+    """The canonical file: one field a line, one tensor a line, keys in the schema's order."""
+    order = list(_validator("vector").schema["properties"])
+    lines = []
+    for key in sorted(vector, key=order.index):
+        value = vector[key]
+        nested = isinstance(value, dict) and any(isinstance(v, (dict, list)) for v in value.values())
+        listed = isinstance(value, list) and any(isinstance(v, dict) for v in value)
+        if nested:
+            inner = ",\n".join(f"  {json.dumps(k)}: {_compact(v)}" for k, v in value.items())
+            lines.append(f"{json.dumps(key)}: {{\n{inner}}}")
+        elif listed:
+            inner = ",\n".join(f"  {_compact(v)}" for v in value)
+            lines.append(f"{json.dumps(key)}: [\n{inner}]")
+        else:
+            lines.append(f"{json.dumps(key)}: {_compact(value)}")
+    return "{" + ",\n ".join(lines) + "}\n"
+
+
+def save_vector(vector: Mapping[str, Any], folder: Path = VECTORS) -> Path:
+    """Write one vector canonically into its family's folder."""
+    path = folder / family(vector) / f"{vector['id']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(vector_text(vector), "utf-8")
+    return path
+
+
+def family(vector: Mapping[str, Any]) -> str:
+    """The folder of a vector: the family of its first clause."""
+    return str(vector["clauses"][0]).rpartition("-")[0].lower()
+
+
+def manifest(vectors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What MANIFEST.json says: every vector's digest and first clause."""
+    rows = {v["id"]: {"clause": v["clauses"][0], "digest": v["digest"]} for v in vectors}
+    whole = hashlib.sha256("".join(f"{key}{row['digest']}\n" for key, row in sorted(rows.items())).encode()).hexdigest()
+    return {"format": "statescan.manifest/1", "digest": f"sha256:{whole}", "vectors": dict(sorted(rows.items()))}
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        raise ValueError(f"duplicate key {next(k for k, _ in pairs if k in seen or seen.add(k))!r}")  # type: ignore[func-returns-value]
+    return found
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _check_limits(value: Any, depth: int) -> None:
+    if depth > _MOST_DEPTH:
+        raise ValueError(f"nested deeper than {_MOST_DEPTH}")
+    if isinstance(value, str) and len(value) > _MOST_TEXT:
+        raise ValueError(f"a string of {len(value)} characters, {_MOST_TEXT} at most")
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for child in children:
+        _check_limits(child, depth + 1)
+
+
+@lru_cache(maxsize=8)
+def _validator(kind: str) -> Draft202012Validator:
+    schema = json.loads((GOLDENS / "schema" / f"{kind}.schema.json").read_text("utf-8"))
+    return Draft202012Validator(schema)
