@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from statescan.conformance.calls import Array, Call, Gradient, Reply, plan_results, strided
-from statescan.conformance.compare import Expected, Precision, Verdict, judge, judge_reject, judge_reply, mismatch
+from statescan.conformance.compare import (
+    Expected,
+    Precision,
+    Verdict,
+    differs,
+    judge,
+    judge_reject,
+    judge_reply,
+    mismatch,
+)
 from statescan.conformance.lifts import Story, fit_limits
 from statescan.goldens.generator import values
 from statescan.goldens.tensors import NAMES, decode, load_blob, narrow
@@ -341,7 +350,7 @@ def _relate(entry: Mapping[str, Any], calls: Mapping[str, Call], replies: Mappin
     if first.shape != last.shape:
         return Verdict("fail.relation", f"{of}: {first.shape} in {names[0]} and {last.shape} in {names[-1]}", of)
     if how == "differs":
-        same = not (first != last).any()
+        same = not differs(first, last, "bits").any()
         return Verdict("fail.relation", f"{of} is the same in {names[0]} and {names[-1]}", of) if same else _PASS
     features = case.capability.get("features") or ("window.W",)
     short = of.endswith(("windows", "conv_pool")) and "window.W" not in features

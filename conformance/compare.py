@@ -101,7 +101,7 @@ def judge_reject(call: Call, reply: Reply, error: str, mentions: Sequence[str]) 
         return Verdict("fail.accepted", f"{call.op} took what {error} should refuse ({', '.join(mentions)})")
     for name, array in call.tensors.items():
         after = reply.outputs.get(f"after.{name}")
-        if after is not None and (bits(span(after)) != bits(span(array))).any():
+        if after is not None and differs(span(after), span(array), "bits").any():
             return Verdict("fail.partial", f"refused, and {name} was changed before", name)
     lacking = [words for words in mentions if words not in reply.message]
     if reply.error != error or lacking:
@@ -129,7 +129,7 @@ def _touched(call: Call, reply: Reply, expected: Mapping[str, Expected], _: Prec
         if after is None:
             continue
         want = None if any(plan.name == name for plan in call.results) else expected.get(name)
-        bad = bits(after) != bits(array)
+        bad = differs(after, array, "bits")
         if want is not None:
             bad[... if want.bits_outside is None else list(want.bits_outside)] = False
         if bad.any():
@@ -162,7 +162,7 @@ def _values(call: Call, reply: Reply, expected: Mapping[str, Expected], precisio
     for name, want in expected.items():
         got = _got(call, reply, name)
         if name == "value":
-            if reply.value != want.value:
+            if differs(_host(reply.value), _host(want.value), "host").any():
                 return Verdict("fail.value", f"got {reply.value!r}, expected {want.value!r}", name)
             continue
         if got is None:
@@ -186,15 +186,28 @@ def mismatch(got: Array, want: Expected) -> Any:
     choices = [array for array in (want.array, *want.either) if array is not None]
     if want.how == "finite":
         return ~np.isfinite(_wide(got))
-    tables = [_kept(_differs(got, choice, want.how), want) for choice in choices]
+    tables = [_kept(differs(got, choice, want.how), want) for choice in choices]
     return min(tables, key=lambda table: int(table.sum()))
 
 
-def _differs(got: Array, want: Array, how: str) -> Any:
+def differs(got: Array, want: Array, how: str) -> Any:
+    """Where two arrays of one shape differ: in their `bits`, as `host` values, or as numbers (NaN equals NaN).
+
+    Every comparison of the suite goes through here, which is how a test shows that each of them can fail.
+    """
     if how == "bits":
         return bits(got) != bits(want)
+    if how == "host":
+        return np.asarray(got != want)
     a, b = _wide(got), _wide(want)
     return ~((a == b) | (np.isnan(a) & np.isnan(b)))
+
+
+def _host(value: Any) -> Array:
+    """A host value as one object."""
+    box = np.empty((), object)
+    box[()] = value
+    return box
 
 
 def _kept(table: Any, want: Expected) -> Any:

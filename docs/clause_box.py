@@ -25,7 +25,8 @@ NAMES = {
 _LABEL = re.compile(r"\b([A-Z]+-\d+)\b")
 _KEYWORD = re.compile(rf"\b({'|'.join(LEVELS)})\b")
 _OPERATION = re.compile(r"([a-z*][a-z0-9_*]*_[a-z0-9_*]+|\*|\bssd\b)")
-_PARTS = {"Example. ": "clause-example", "Not this. ": "clause-neighbour", "Why. ": "clause-why"}
+_ADDRESS = re.compile(r"(https://[^\s,;]+)")
+_PARTS = {"Example.": "clause-example", "Not this.": "clause-neighbour", "Why.": "clause-why"}
 
 
 class ClauseBox(SphinxDirective):
@@ -61,11 +62,13 @@ class ClauseList(SphinxDirective):
 
 
 def _marked(text: str, option: str) -> list[nodes.Node]:
-    """The value of an option, names of operations set as code."""
-    if option != "applies":
-        return [nodes.Text(text)]
-    parts = _OPERATION.split(text)
-    return [nodes.literal(part, part) if n % 2 else nodes.Text(part) for n, part in enumerate(parts) if part]
+    """The value of an option: addresses become links, names of operations are set as code."""
+    parts = (_OPERATION if option == "applies" else _ADDRESS).split(text)
+    return [_mark(part, option) if n % 2 else nodes.Text(part) for n, part in enumerate(parts) if part]
+
+
+def _mark(part: str, option: str) -> nodes.Node:
+    return nodes.literal(part, part) if option == "applies" else nodes.reference("", part, refuri=part)
 
 
 class ClauseParts(SphinxTransform):
@@ -80,22 +83,23 @@ class ClauseParts(SphinxTransform):
             following = box.parent.children[box.parent.index(box) + 1 :]
             paragraphs = [node for node in following if isinstance(node, nodes.paragraph)]
             for n, paragraph in enumerate(paragraphs):
-                head = next((head for head in _PARTS if paragraph.astext().startswith(head.strip())), None)
+                head = next((head for head in _PARTS if paragraph.astext().startswith(head)), None)
                 if n == 0:
                     paragraph["classes"].append("clause-rule")
                     _embolden(paragraph, _KEYWORD, "clause-keyword")
                 elif head:
                     paragraph["classes"].append(_PARTS[head])
-                    _embolden(paragraph, re.compile(rf"^({head.strip()})"), "clause-head")
-                    _embolden(paragraph, re.compile(r"(?<=Fault:\s)([a-z0-9-]+)"), "clause-fault")
+                    _embolden(paragraph, re.compile(rf"^({re.escape(head)})"), "clause-head")
+                    if head == "Not this.":
+                        _embolden(paragraph, re.compile(r"([a-z0-9-]+)(?=\.\Z)"), "clause-fault")
 
 
 def _embolden(paragraph: nodes.paragraph, pattern: re.Pattern[str], name: str) -> None:
     for text in [child for child in paragraph.children if isinstance(child, nodes.Text)]:
         parts = pattern.split(str(text), maxsplit=1)
         if len(parts) > 1:
-            before, word, behind = parts
-            paragraph.replace(text, [nodes.Text(before), nodes.strong(word, word, classes=[name]), nodes.Text(behind)])
+            before, word, after = parts
+            paragraph.replace(text, [nodes.Text(before), nodes.strong(word, word, classes=[name]), nodes.Text(after)])
 
 
 class ShortCode(SphinxTransform):
@@ -133,11 +137,10 @@ class ClauseLinks(SphinxTransform):
     def _link(self, label: str) -> nodes.Node:
         if label not in CLAUSES or CLAUSES[label].state != "active":
             return nodes.Text(label)
-        link = pending_xref(
+        return pending_xref(
             "", nodes.inline(label, label), refdoc=self.env.docname, refdomain="std", reftype="ref",
             reftarget=label.lower(), refexplicit=True, refwarn=True,
         )  # fmt: skip
-        return link
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -8,26 +8,40 @@ are kept: `op` (matrix operands), `acc` (carried sums and states), `exp` (expone
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from statescan.goldens.generator import word
 from statescan.goldens.tensors import Array
-from statescan.reference.sites import Site, perturbing
+from statescan.reference.sites import perturbing
 
 Outputs = Mapping[str, Array]
 
 RUNS = 16
 DELTA = 2.0**-20
 EXP_UNITS = 4.0
+DECAY_WINDOW = 128
+"""Tokens whose log-decays a chunked kernel may have added up before it subtracts two such sums."""
 ZERO = -128
 
 OP, ACC, EXP_SHARED, EXP_OWN = range(4)
+EXP = (EXP_SHARED, EXP_OWN)
 SITES: dict[str, tuple[int, tuple[int, ...]]] = {
-    "x": (0, (OP,)), "weight": (1, (OP,)), "sum": (2, (ACC,)), "activation": (3, (EXP_SHARED, EXP_OWN)),
+    # the convolution; x, weight and sum are sites of the norms as well
+    "x": (0, (OP,)), "weight": (1, (OP,)), "sum": (2, (ACC,)), "activation": (3, EXP),
+    # the delta family; decay, entering, state and state_read are sites of SSD as well
+    "entering": (4, (ACC,)), "decay": (5, EXP), "q": (6, (OP,)), "state_read": (7, (OP,)), "k_correct": (8, (OP,)),
+    "state_correct": (9, (OP,)), "v": (10, (OP,)), "correction": (11, (OP,)), "k_write": (12, (OP,)),
+    "state": (13, (ACC,)), "g": (14, ()),
+    # SSD
+    "x_dt": (15, (OP,)), "B": (16, (OP,)), "C": (17, (OP,)), "softplus": (18, EXP), "gate": (19, EXP),
+    # gates and norms
+    "a": (20, (OP,)), "b": (21, (OP,)), "dt_bias": (22, (OP,)), "exp": (23, EXP), "sigmoid": (24, EXP),
+    "root": (25, EXP), "z": (26, (OP,)),
 }  # fmt: skip
-"""Number of each site and the kinds of change that apply to it."""
+"""Number of each site and the kinds of change that apply to it; `g` is only looked at, for the units of `decay`."""
 
 
 def gains(compute: Callable[[], Outputs], seed: int) -> dict[str, dict[str, Array]]:
@@ -56,7 +70,7 @@ def encode(gain: Array) -> Array:
 def _gain(compute: Callable[[], Outputs], exact: Outputs, seed: int, kind: int) -> dict[str, Array]:
     squares = {name: np.zeros(array.shape) for name, array in exact.items()}
     for run in range(RUNS):
-        with perturbing(_hook(seed, kind, run)):
+        with perturbing(_Noise(seed, kind, run)):
             moved = compute()
         for name, array in exact.items():
             change = (moved[name] - array) / DELTA
@@ -64,25 +78,42 @@ def _gain(compute: Callable[[], Outputs], exact: Outputs, seed: int, kind: int) 
     return {name: np.sqrt(total / RUNS) for name, total in squares.items()}
 
 
-def _hook(seed: int, kind: int, run: int) -> Site:
-    """Change every value at the sites of one kind; elements count in the order in which the reference meets them."""
-    met: dict[str, int] = {}
+class _Noise:
+    """Changes every value at the sites of one kind; elements count in the order in which the reference meets them."""
 
-    def change(site: str, value: Array) -> Array:
+    def __init__(self, seed: int, kind: int, run: int) -> None:
+        self.seed, self.kind, self.first = seed, kind, run * 2**40
+        self.met: dict[str, int] = {}
+        self.recent: deque[Array] = deque(maxlen=DECAY_WINDOW)
+
+    def __call__(self, site: str, value: Array) -> Array:
         number, kinds = SITES[site]
-        if kind not in kinds:
+        if site == "entering":
+            self.recent.clear()
+        if site == "g" and self.kind in EXP:
+            self.recent.append(np.abs(value))
+        if self.kind not in kinds:
             return value
-        stream = 2**20 + 16 * number + kind
-        first = met.get(site, 0)
-        met[site] = first + value.size
-        if kind == EXP_SHARED:
-            signs = _signs(seed, stream, np.full(1, run * 2**40))
-        else:
-            signs = _signs(seed, stream, run * 2**40 + np.arange(first, first + value.size)).reshape(value.shape)
-        units = EXP_UNITS if kind in (EXP_SHARED, EXP_OWN) else 1.0
-        return value * (1.0 + units * DELTA * signs)
+        return value * (1.0 + self._units(site) * DELTA * self._signs(2**20 + 16 * number + self.kind, site, value))
 
-    return change
+    def _units(self, site: str) -> Array | float:
+        """Relative size of the change, in units of `DELTA`."""
+        if self.kind not in EXP:
+            return 1.0
+        units: Array | float = EXP_UNITS
+        for log_decay in self.recent if site == "decay" else ():
+            units = units + log_decay
+        return units
+
+    def _signs(self, stream: int, site: str, value: Array) -> Array:
+        """A sign for each element; one shared by all tokens is one a head (and key channel) where decays are meant."""
+        if self.kind == EXP_SHARED:
+            index = np.arange(value.size).reshape(value.shape) if site == "decay" else np.zeros(1, np.int64)
+        else:
+            start = self.met.get(site, 0)
+            self.met[site] = start + value.size
+            index = np.arange(start, start + value.size).reshape(value.shape)
+        return _signs(self.seed, stream, self.first + index)
 
 
 def _signs(seed: int, stream: int, index: Array) -> Array:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from statescan.goldens.tensors import Array
+from statescan.spec.contract import OPERATIONS
 
 WINDOW_TENSORS = ("initial_windows", "final_windows", "conv_pool", "snapshot_windows", "intermediate_windows")
 STATE_TENSORS = ("initial_state", "initial_windows")
+LEAST_GATE = -1024.0
+ANY_STEP = (0.0, "inf")
 
 
 def features(
@@ -17,7 +22,15 @@ def features(
 ) -> list[str]:  # fmt: skip
     """Feature words of one call, in the contract's order; `wanted` are the results that are compared."""
     words = _packing(tensors, axes) + _state(tensors, wanted, axes) + _conv(op, args, tensors, wanted, axes)
+    words += _delta(op, args, tensors, axes) + _ssd(op, args, tensors, axes) + _gates(op, args)
     return list(dict.fromkeys([*words, *(["grad"] if grad else [])]))
+
+
+def state_layout(op: str, args: Mapping[str, Any]) -> str | None:
+    """The order of a pool's last two axes, where the operation has such a pool and lets it be chosen (SLOT-6)."""
+    if not any(argument.name == "state_layout" for argument in OPERATIONS[op].settings):
+        return None
+    return str(args.get("state_layout", "KV"))
 
 
 def _packing(tensors: Mapping[str, Array], axes: Mapping[str, int]) -> list[str]:
@@ -74,3 +87,41 @@ def _conv(
     if any(name in tensors or name in wanted for name in WINDOW_TENSORS):
         words.append("window.W")
     return words
+
+
+def _delta(op: str, args: Mapping[str, Any], tensors: Mapping[str, Array], axes: Mapping[str, int]) -> list[str]:
+    if OPERATIONS[op].family != "delta" or "q" not in tensors:
+        return []
+    words = ["heads.gva"] if axes["HV"] != axes["H"] else []
+    words += ["beta.double"] if (tensors["beta"] > 1).any() else []
+    words += ["decay.zero"] if (tensors["g"] <= LEAST_GATE).any() else []
+    words += ["l2norm.inside"] if args.get("use_qk_l2norm") else []
+    copies = int(args.get("num_householder", 1))
+    return words + ([f"householder:{copies}"] if copies > 1 else [])
+
+
+def _ssd(op: str, args: Mapping[str, Any], tensors: Mapping[str, Array], axes: Mapping[str, int]) -> list[str]:
+    if OPERATIONS[op].family != "ssd":
+        return []
+    words = ["groups"] if axes["G"] > 1 else []
+    words += ["decay.zero"] if (_log_decay(args, tensors) <= LEAST_GATE).any() else []
+    if "D" in tensors:
+        words.append("D.head" if tensors["D"].ndim == 1 else "D.channel")
+    words += ["z.inside"] if "z" in tensors else []
+    limit = tuple(args.get("dt_limit", ANY_STEP))
+    return words + (["dt.limit"] if limit not in (ANY_STEP, (0.0, float("inf"))) else [])
+
+
+def _log_decay(args: Mapping[str, Any], tensors: Mapping[str, Array]) -> Array:
+    """dt A of every token, softplus taken as its linear part: where a decay is 0 the difference is none."""
+    dt = tensors["dt"].astype(np.float64)
+    if "dt_bias" in tensors:
+        dt = dt + tensors["dt_bias"].astype(np.float64)
+    least, most = (float(bound) for bound in args.get("dt_limit", ANY_STEP))
+    found: Array = np.minimum(np.maximum(dt, least), most) * tensors["A"].astype(np.float64)
+    return found
+
+
+def _gates(op: str, args: Mapping[str, Any]) -> list[str]:
+    words = ["beta.double"] if args.get("allow_neg_eigval") else []
+    return words + (["decay.floor"] if args.get("lower_bound") is not None else [])

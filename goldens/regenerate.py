@@ -31,6 +31,7 @@ from statescan.goldens.store import (
     MANIFEST,
     VECTORS,
     check_schema,
+    load_faults,
     load_vectors,
     manifest,
     read_json,
@@ -79,6 +80,9 @@ def _derive_exact(made: Vector, corpus: Mapping[str, Vector]) -> None:
         how = wanted[name].get("how", "equal")
         if name == "value":
             expect[name] = {"value": value, "how": "equal"}
+            continue
+        if how == "finite":
+            expect[name] = {"how": how}
             continue
         if other is not None and not _same(outputs[name], other[name]):
             raise DisagreementError(f"{made['id']}: the two definitions differ in {name}")
@@ -184,7 +188,8 @@ def _needs(story: Story, wanted: set[str], outputs: Mapping[str, Array], exact: 
         if name in types and not _same(outputs[name].astype(np.float64), exact[name].astype(np.float64)):
             pins[name] = types[name]
     found: dict[str, Any] = {"op": story.op, "features": words}
-    return {**found, "dtypes": pins} if pins else found
+    layout = needs.state_layout(story.op, story.args)
+    return {**found, **({"dtypes": pins} if pins else {}), **({"state_layout": layout} if layout else {})}
 
 
 def _bits(story: Story, outputs: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, int]:
@@ -253,7 +258,9 @@ def run_model(case: Case, operations: Mapping[str, Callable[..., Any]]) -> Any:
 
 
 def _killed(case: Case, fault: str) -> bool:
-    return str(run_model(case, mutant(fault)).status).startswith("fail.")
+    status = str(run_model(case, mutant(fault)).status)
+    raises = bool(load_faults().get(fault, {}).get("raises"))  # an exception is a kill only where it is the fault
+    return status.startswith("fail.") or (raises and status == "error")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -305,7 +312,8 @@ def write(allow_change: str | None, say: Callable[[str], None] = print) -> list[
 def review(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """What changed in the expectations of a vector, in one line; empty if nothing did."""
     lines = []
-    for name, want in new.get("expect", {}).items():
+    stored = {} if new["class"] == "reject" else new.get("expect", {})
+    for name, want in stored.items():
         before = old.get("expect", {}).get(name)
         if not before or not ({"data", "blob", "value"} & set(before)):
             lines.append(f"{name} new")

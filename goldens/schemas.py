@@ -127,7 +127,7 @@ def _faults() -> Schema:
         "mechanism": SENTENCE, "effect": SENTENCE, "seen": {"type": "array", "items": {"type": "string"}},
         "expressible": {"type": "boolean"}, "equivalent_when": {"type": "array", "items": {"type": "string"}},
         "set": {"enum": ["open", "sealed", "finding"]}, "exact": {"anyOf": [{"const": True}, {"type": "string"}]},
-        "first_kill": {"anyOf": [ID, {"type": "null"}]},
+        "raises": {"type": "boolean"}, "first_kill": {"anyOf": [ID, {"type": "null"}]},
     }, ["id", "clauses", "kind", "structure", "mechanism", "effect", "seen", "expressible", "set"])  # fmt: skip
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "statescan.faults/1",
             **_object({"format": {"const": "statescan.faults/1"}, "faults": {"type": "array", "items": fault}},

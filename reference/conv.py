@@ -9,13 +9,13 @@ piece is shorter than the window. Source: https://github.com/Dao-AILab/causal-co
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import numpy as np
 
 from statescan.reference.arrays import Array, Float64, check_arguments, dtype_name, round_to, widen
 from statescan.reference.functions import sigmoid, silu
+from statescan.reference.packed import unpack_segments
 from statescan.reference.pools import scan_prefill, scan_update
 from statescan.reference.sites import Site, keep
 
@@ -87,16 +87,7 @@ def check_conv(
     tensors = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens,
                "initial_windows": initial_windows}  # fmt: skip
     check_arguments("causal_conv1d", tensors, {"activation": activation})
-    if cu_seqlens is not None:
-        ends = cu_seqlens.tolist()
-        return [(0, slice(start, end)) for start, end in itertools.pairwise(ends)]
-    if seq_idx is not None:
-        ids = seq_idx[0].tolist()
-        count = max(ids, default=-1) + 1 if initial_windows is None else initial_windows.shape[0]
-        # ids do not decrease: a segment is the run of its id, found between the ids below it and the ids up to it
-        below = [len([i for i in ids if 0 <= i < n]) for n in range(count + 1)]
-        return [(0, slice(start, end)) for start, end in itertools.pairwise(below)]
-    return [(row, slice(0, x.shape[1])) for row in range(x.shape[0])]
+    return unpack_segments(x.shape, seq_idx, cu_seqlens, initial_windows)
 
 
 def causal_conv1d_prefill(

@@ -39,8 +39,8 @@ from statescan.spec.notation import Markdown, ids, index, numbers, refusal, runs
 #
 # A rule is called a clause and has a label that never changes, such as PACK-3. It is written in one form:
 #
-# - **the box**: how binding it is, since which version, the public text it comes from, the operations it applies to,
-#   and what shows whether it is kept;
+# - **the box**: how binding it is, since which version, the public text it comes from, the operations it applies to
+#   (`*_update` is every operation with that ending), and what shows whether it is kept;
 # - **the rule**, one sentence with one word in capitals;
 # - **Example**, small enough to check by eye;
 # - **Not this**, the result of a known fault on the same example, and the fault's name. If your kernel gives this
@@ -68,6 +68,8 @@ from statescan.spec.notation import Markdown, ids, index, numbers, refusal, runs
 # | relation | two calls of one implementation, and what holds between them |
 # | metadata | index arrays made for kernels |
 # | text | words that are part of an interface |
+#
+# The middle of PACK-3, for instance, as a program can ask for it:
 
 # %%
 clause = parse_chapters()["PACK-3"]
@@ -132,7 +134,7 @@ assert {letter for size in shapes for letter in re.findall("[A-Za-z]+", size)} <
 # | | `read_slots`, `write_slots` | `[N]` | the slot a row resumes from, and the one it stores to |
 # | | `num_accepted` | `[N]` | accepted drafts, the base token not counted |
 # | | `num_tokens` | `[N]` | real tokens of a row |
-# | | `snapshot_positions` | `[X]` | tokens of the pack behind which the window or state is recorded |
+# | | `snapshot_positions` | `[X]` | numbers of tokens after which the window or state is recorded |
 #
 # **Pack**: sequences laid end to end. **Segment**: one of them. **Row**: a segment or a request as one call sees it.
 # **Piece**: part of a prompt that one step runs. **Slot**: the place of one request in a pool. **Draft**: a token that

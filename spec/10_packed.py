@@ -63,7 +63,7 @@ assert numbers(causal_conv1d(tokens(1, 2, 3), DIGITS)[0]) == [1, 12, 123]
 # Not this. Ids from the actual offsets: `0x5 1x2 2x4 3x5`. Fault: actual-offsets-win.
 #
 # Why. The padding rows are in the tensor. Ids from the actual offsets slip against it from the first padded segment on,
-# and segments 1 and 2 read each other's tokens.
+# and part of each segment runs as part of the next.
 
 # %%
 padded = PackedSeqParams(cu_seqlens_q=[0, 5, 7, 11], cu_seqlens_q_padded=[0, 8, 12, 16])
@@ -153,7 +153,7 @@ assert runs(wrong["build_packed_seq_idx"](params, 16)) == "0x5 1x2 2x9"
 #
 # Not this. The negative length clamped to nothing: `0x5 1x2 3x1`. Fault: decreasing-offsets-clamped.
 #
-# Why. Every repair of such offsets gives some rows to the wrong segment, and the loss goes on falling as if nothing
+# Why. A repair is a guess that gives rows to the wrong segment, and the training loss goes on falling as if nothing
 # were wrong.
 
 # %%
@@ -218,8 +218,8 @@ assert runs(wrong["build_packed_seq_idx"](short, 4)) == "0x3"
 # Not this. The fourth and fifth output read across the boundary: `1, 12, 123, 1234, 2345`. Fault:
 # conv-reads-across-boundary.
 #
-# Why. A document that starts with its neighbour's last tokens learns from text that it will never see again. Only the
-# first few tokens of each document are wrong, far below what an average error shows.
+# Why. A model that reads the document before learns from text that is not there when it is used. Of a convolution only
+# the first `W - 1` outputs of each document are wrong, too few to show in an average error.
 
 # %%
 x, offsets = tokens(1, 2, 3, 4, 5), index(0, 3, 5)
@@ -262,8 +262,8 @@ assert refusal(causal_conv1d, x, DIGITS, None, ids(0, 1, 1), offsets) == (
     "PackingError: seq_idx[0, 1]=1 and cu_seqlens says segment 0 (PACK-7)"
 )
 for last in (-1, 2):
-    longer, behind = tokens(1, 2, 3, 4), ids(0, 0, 1, last)
-    assert numbers(causal_conv1d(longer, DIGITS, None, behind, offsets)[0]) == [1, 12, 3, 0]
+    longer, marked = tokens(1, 2, 3, 4), ids(0, 0, 1, last)
+    assert numbers(causal_conv1d(longer, DIGITS, None, marked, offsets)[0]) == [1, 12, 3, 0]
 
 wrong = mutant("ids-ignored-beside-offsets")
 assert numbers(wrong["causal_conv1d"](x, DIGITS, None, ids(0, 1, 1), offsets)[0]) == [1, 12, 3]
@@ -280,15 +280,15 @@ assert numbers(wrong["causal_conv1d"](x, DIGITS, None, ids(0, 1, 1), offsets)[0]
 # :observable: value, relation
 # :::
 #
-# Rows past the last offset of a call driven by offsets, and rows with id -1, MUST give 0, have gradient 0 and reach no
-# other number.
+# Rows past the last offset of a call driven by offsets, and rows with id -1, MUST give 0, have gradient 0 and influence
+# nothing else.
 #
 # Example. Tokens `1, 2, 3, nan` with offsets `[0, 2]` -> outputs `1, 12, 0, 0`; ids `0, 0, -1, -1` give the same. With
 # a cotangent of `1` everywhere the gradient of the weight is `0, 0, 1, 3`, free of NaN.
 #
 # Not this. The rows are convolved: `1, 12, 123, nan`. Fault: rows-past-offsets-computed.
 #
-# Why. The memory behind a batch holds whatever the last batch left there. One NaN in it, multiplied by 0 in a sum over
+# Why. The memory past a batch holds whatever the last batch left there. One NaN in it, multiplied by 0 in a sum over
 # all rows, ends a training run.
 
 # %%
@@ -326,15 +326,15 @@ assert numbers(by_offsets) == [1, 12, 0, 0]
 # :::
 #
 # Tokens between a segment's end and its padded end MUST be tokens of that segment: they come after its real tokens, and
-# its final window and state are those behind the padding.
+# its final window and state are those after the padding.
 #
 # Example. Two real tokens `1, 2` padded to four rows with `0, 0`, offsets `[0, 4]`: the real outputs are `1, 12`, the
 # final window is `1, 2, 0, 0`.
 #
 # Not this. A final window as if the zeros were not there: `0, 0, 1, 2`. Fault: trailing-zero-tokens-dropped.
 #
-# Why. A kernel knows the padded offsets only; a token whose input is 0 is no padding. Whoever wants the state behind
-# the real tokens passes the actual offsets, or asks for it (SNAP-3).
+# Why. A kernel knows the padded offsets only; a token whose input is 0 is no padding. Whoever wants the state after the
+# last real token passes the actual offsets, or asks for it (SNAP-3).
 
 # %%
 x, offsets = tokens(1, 2, 0, 0), index(0, 4)
@@ -467,8 +467,7 @@ assert numbers(wrong["causal_conv1d"](x, DIGITS, cu_seqlens=offsets)[0]) == [[1,
 # Not this. Positions `0, 1, 2, 0, 1` taken as ids: each token becomes a segment, and tokens `1, 2, 3, 4, 5` come back
 # as `1, 2, 3, 4, 5`. Fault: positions-taken-as-ids.
 #
-# Why. A tensor of positions has the shape and type of one of ids. Taken as ids it switches the convolution off without
-# an error.
+# Why. Positions have the shape and type of ids. Taken as ids they switch the convolution off without an error.
 
 # %%
 assert refusal(causal_conv1d, tokens(1, 2, 3, 4), DIGITS, seq_idx=ids(0, 0, 1, 0)) == (

@@ -27,7 +27,7 @@
 from statescan.conformance.mutants import mutant
 from statescan.reference.conv import causal_conv1d, causal_conv1d_grad, causal_conv1d_prefill, causal_conv1d_update
 from statescan.spec.figures import conv_window
-from statescan.spec.notation import NAN, entries, index, numbers, refusal, taps, tokens, windows
+from statescan.spec.notation import NAN, channels, entries, index, numbers, refusal, taps, tokens, windows
 
 DIGITS = taps(1000, 100, 10, 1)
 conv_window([5, 6, 7, 8], [1, 2, 3], [1000, 100, 10, 1])
@@ -76,7 +76,7 @@ assert numbers(wrong["causal_conv1d"](x, weight)[0]) == [1000, 2100, 3210, 4321]
 # :observable: value, error
 # :::
 #
-# The output MUST be the sum with the bias added, passed through x * sigmoid(x) where `activation` is `"silu"` or
+# The output MUST be the sum with the bias added, passed through `x * sigmoid(x)` where `activation` is `"silu"` or
 # `"swish"` and through nothing where it is None; another word is refused.
 #
 # Example. Weight `0, 1`, bias `1024`, tokens `1024, -2048`: the sums are `2048, -1024`; both words give `2048, 0`,
@@ -84,11 +84,11 @@ assert numbers(wrong["causal_conv1d"](x, weight)[0]) == [1000, 2100, 3210, 4321]
 #
 # Not this. `"swish"` is not recognised and the sums come back: `2048, -1024`. Fault: swish-taken-as-linear.
 #
-# Why. The two words name one function, and different libraries write different ones. Bias behind the activation would
+# Why. The two words name one function, and different libraries write different ones. Bias after the activation would
 # give `2048, 1024` here.
 
 # %%
-x, weight, bias = tokens(1024, -2048), taps(0, 1), tokens(1024)[0, 0]
+x, weight, bias = tokens(1024, -2048), taps(0, 1), channels(1024)
 assert numbers(causal_conv1d(x, weight, bias)[0]) == [2048, -1024]
 assert numbers(causal_conv1d(x, weight)[0] + bias) == [2048, -1024]
 for word in ("silu", "swish"):
@@ -177,8 +177,8 @@ assert numbers(wrong["causal_conv1d"](tokens(1), DIGITS, initial_windows=windows
 #
 # Not this. A window made of the piece alone: `0, 0, 101, 102`. Fault: short-piece-loses-old-columns.
 #
-# Why. The last piece of a prompt is often one token long. The window is what the next token reads, so the loss shows
-# three tokens later, in another call.
+# Why. The last piece of a prompt is often one token long. The window is what the next call reads, so the loss shows
+# there and not here.
 
 # %%
 entering = windows([1, 2, 3, 4])
@@ -218,7 +218,7 @@ assert numbers(wrong["causal_conv1d"](tokens(101, 102), DIGITS, initial_windows=
 # engine happened to cut the text.
 
 # %%
-weight, bias, offsets, slots = taps(1, 10, 100, 1000), tokens(0.5)[0, 0], index(0, 3), index(0)
+weight, bias, offsets, slots = taps(1, 10, 100, 1000), channels(0.5), index(0, 3), index(0)
 for operation, where in [(causal_conv1d_update, ()), (causal_conv1d_prefill, (offsets,))]:
     pool = windows([5, 6, 7, 8])
     y = operation(tokens(1, 2, 3), weight, bias, *where, pool, slots)
@@ -311,7 +311,7 @@ assert numbers(kept) == [[5, 6, 7, 8], [6, 7, 8, 1], [7, 8, 1, 2]]
 # Why. A kernel unrolls its taps per width. What falls through every branch returns what was there before: the bias.
 
 # %%
-x, five, bias = tokens(1, 2, 3), taps(10000, 1000, 100, 10, 1), tokens(0.5)[0, 0]
+x, five, bias = tokens(1, 2, 3), taps(10000, 1000, 100, 10, 1), channels(0.5)
 assert numbers(causal_conv1d(x, taps(10, 1))[0]) == [1, 12, 23]
 assert numbers(causal_conv1d(x, taps(100, 10, 1))[0]) == [1, 12, 123]
 assert refusal(causal_conv1d, x, five, bias) == (
@@ -333,8 +333,8 @@ assert numbers(wrong["causal_conv1d"](x, five, bias)[0]) == [0.5, 0.5, 0.5]
 # :observable: value
 # :::
 #
-# Each float input given, entering windows included, MUST receive its derivative of both results, outputs and final
-# windows.
+# The gradient of every float input given, entering windows included, MUST be the derivative of both results, outputs
+# and final windows.
 #
 # Example. Weight `10, 1`, bias, tokens `1, 2`, cotangents `1, 1` of the outputs: x `11, 1`, weight `1, 3`, bias `2`.
 # Entering `5, 6, 7, 8`, one token, cotangent `1, 2, 3, 4` of the final window alone: entering `0, 1, 2, 3`, x `4`.
@@ -346,7 +346,7 @@ assert numbers(wrong["causal_conv1d"](x, five, bias)[0]) == [0.5, 0.5, 0.5]
 # part of it into the entering window, the case that tests with long pieces never see.
 
 # %%
-x, weight, bias = tokens(1, 2), taps(10, 1), tokens(0)[0, 0]
+x, weight, bias = tokens(1, 2), taps(10, 1), channels(0)
 gradients = causal_conv1d_grad({"y": tokens(1, 1)}, x, weight, bias)
 assert numbers(gradients["x"]) == [11, 1]
 assert numbers(gradients["weight"]) == [1, 3]

@@ -58,7 +58,7 @@ assert numbers(pool) == [[5, 6, 7, 8], [6, 7, 8, 1]]
 #
 # Not this. Newest first: `3, 2, 1, 0`. Fault: window-newest-first.
 #
-# Why. Slots are handed between kernels, layers of cache and machines; whoever reads one did not write it.
+# Why. Slots are handed between kernels, layers of cache and machines; the reader is often not the writer.
 
 # %%
 offsets, slots = index(0, 3), index(0)
@@ -154,20 +154,21 @@ assert numbers(pool) == [[0, 0, 0, 0], [6, 7, 8, 1], [0, 0, 0, 0]]
 # A call MUST be refused with a SlotError where two rows write one slot, or one row writes a slot that another row
 # reads.
 #
-# Example. Two fresh rows that write slots `0, 0` -> `write_slots[1]=0 is also write_slots[0]: each once (SLOT-4)`. To
-# read `0, 1` and write `1, 0` is refused too; to read slot 0 in two rows and write slots `1, 2` is served.
+# Example. Two fresh rows that write slots `0, 0` ->
+# `write_slots[1]=0 is also write_slots[0]: each stored to once (SLOT-4)`. To read `0, 1` and write `1, 0` is refused
+# too; to read slot 0 in two rows and write slots `1, 2` is served.
 #
 # Not this. Rows with tokens `1` and `2` both store, and the later one stays: `0, 0, 0, 2`. Fault:
 # duplicate-write-accepted.
 #
-# Why. Rows run in any order. With two writers, or a reader beside a writer, the result is the order of the day. A swap
-# goes through new slots or is done on the pool beforehand.
+# Why. Rows run in any order. With two writers, or a reader beside a writer, the result depends on which was first. A
+# swap goes through new slots or is done on the pool beforehand.
 
 # %%
 x, fresh, twice = tokens([1], [2]), index(-1, -1), index(0, 0)
 pool = windows(UNUSED, UNUSED, UNUSED)
 assert refusal(causal_conv1d_update, x, DIGITS, None, pool, fresh, twice) == (
-    "SlotError: write_slots[1]=0 is also write_slots[0]: each once (SLOT-4)"
+    "SlotError: write_slots[1]=0 is also write_slots[0]: each stored to once (SLOT-4)"
 )
 assert "of another row (SLOT-4)" in refusal(causal_conv1d_update, x, DIGITS, None, pool, index(0, 1), index(1, 0))
 assert refusal(causal_conv1d_update, x, DIGITS, None, pool, index(0, 0), index(1, 2)) == "accepted"
@@ -195,8 +196,8 @@ assert numbers(pool) == [0, 0, 0, 2]
 # Not this. The index wraps around: slot 0, which holds `5, 6, 7, 8`, serves token `1` with `6781`. Fault:
 # slot-index-wraps.
 #
-# Why. Past the pool lies another tensor. Values on a device that may not be looked at are treated as negative instead
-# (see the guide), so that nothing outside the pool is ever touched.
+# Why. Past the pool lies another tensor. Where the values lie on a device and are not looked at, the row is treated as
+# padding instead, so that nothing outside the pool is ever touched.
 
 # %%
 pool = windows([5, 6, 7, 8], [0, 0, 0, 0])
@@ -323,8 +324,8 @@ assert numbers(pool) == [[6, 7, 8, 1], [0, 0, 0, 2]]
 #
 # Rows and tokens added to reach a graph's size MUST NOT change a bit of any real row.
 #
-# Example. Tokens `1, 2` in a fresh row give `1, 12` and leave `0, 0, 1, 2`, alone as well as with tokens `9, 9` behind
-# the last offset and a padding row behind the first.
+# Example. Tokens `1, 2` in a fresh row give `1, 12` and leave `0, 0, 1, 2`, alone as well as with tokens `9, 9` past
+# the last offset and a padding row after the first.
 #
 # Not this. The last row takes every token to the end: `1, 12, 129, 1299`, and `1, 2, 9, 9`. Fault:
 # last-row-owns-the-tail.
@@ -416,6 +417,7 @@ assert numbers(pool) == [[6, 7, 8, 1], [6, 7, 8, 1]]
 # :applies: causal_conv1d, gated_delta_rule, gated_delta_product, kimi_delta_attention, ssd, *_prefill, *_update,
 # : *_gate, l2norm, rmsnorm_gated
 # :observable: value, untouched
+# :exact: no (strides show only beside a contiguous twin)
 # :::
 #
 # A tensor with any strides MUST be treated as its elements say, or be refused.
@@ -423,7 +425,7 @@ assert numbers(pool) == [[6, 7, 8, 1], [6, 7, 8, 1]]
 # Example. A pool that is every second window of a memory `5, 6, 7, 8`, `1, 1, 1, 1`, `0, 0, 0, 0`: token `3` in a row
 # on slot 1 makes the memory's third window `0, 0, 0, 3` and leaves the other two.
 #
-# Not this. Slot 1 is looked for right behind slot 0: the memory's second window becomes `1, 1, 1, 3`. Fault:
+# Not this. Slot 1 is looked for right after slot 0: the memory's second window becomes `1, 1, 1, 3`. Fault:
 # strides-ignored.
 #
 # Why. Engines cut pools out of pages that hold other things in between. Those things are written over, and the pool is
@@ -487,7 +489,7 @@ assert numbers(wrong["causal_conv1d"](tokens(1, 2, 3), DIGITS, cu_seqlens=offset
 # Why. Buffers are reused without being cleared. The first step after a start is right, and no later one.
 
 # %%
-where, fresh, none = index(0, 2), index(-1), index(-1)
+where, fresh = index(0, 2), index(-1)
 kept = windows([7, 7, 7, 7])
 causal_conv1d_prefill(tokens(1, 2), DIGITS, None, where, windows(UNUSED), fresh, index(0), index(1), kept)
 assert numbers(kept) == [0, 0, 0, 1]
@@ -537,7 +539,7 @@ assert numbers(wrong["causal_conv1d"](tokens(1, 2, 3), DIGITS)[0]) == [1.0000001
 # :observable: bits, relation
 # :::
 #
-# An output MUST NOT depend, to the bit, on a token behind it.
+# An output MUST NOT depend, to the bit, on a token that comes after it.
 #
 # Example. Tokens `1, 2, 3` and `1, 2, 9` give `1, 12, 123` and `1, 12, 129`: the first two outputs are the same.
 #
@@ -596,7 +598,7 @@ assert numbers(wrong["causal_conv1d_update"](tokens([2], [3]), DIGITS, None, poo
 # :observable: error
 # :::
 #
-# A broken rule MUST raise the class of its family, all of them kinds of ValueError, under this name.
+# A broken rule MUST raise the error class of its family, each of them a kind of ValueError.
 #
 # Example. Offsets `[0, 3, 2]` raise PackingError, slot `2` of a pool of 1 SlotError, a weight of two channels beside
 # one ShapeError, tokens of integers DtypeError, and width `5` UnsupportedError.
@@ -668,7 +670,7 @@ assert refusal(wrong["causal_conv1d"], x, DIGITS, cu_seqlens=index(0, 3, 2)) == 
 #
 # Not this. Slots to be written are cleared before row 1 is looked at: `0, 0, 0, 0`. Fault: writes-before-refusing.
 #
-# Why. The engine takes the bad request out and tries again. Row 0 would then see its token twice.
+# Why. The engine takes the bad request out and tries again. Row 0 would then start from a window that is gone.
 
 # %%
 pool, slots = windows([5, 6, 7, 8], UNUSED), index(0, 7)
@@ -713,7 +715,7 @@ assert numbers(y) == [1, 12]
 
 # %% [markdown]
 # (SNAP-3)=
-# ## SNAP-3  Position p is the moment behind token p - 1
+# ## SNAP-3  Position p is the moment after token p - 1
 #
 # :::{clause} SNAP-3
 # :level: MUST
@@ -727,22 +729,26 @@ assert numbers(y) == [1, 12]
 # `p - 1`, of the row that the token belongs to; a negative position records nothing.
 #
 # Example. Offsets `[0, 3, 5]`, fresh rows, tokens `1, 2, 3, 4, 5`, positions `2, 4, -1`: the snapshots are `0, 0, 1, 2`
-# and `0, 0, 0, 4`, and the third entry of the buffer stays as it was.
+# and `0, 0, 0, 4`, and the third entry of the buffer stays as it was. A row that is only scored records too: window
+# `5, 6, 7, 8`, token `1`, position `1` -> `6, 7, 8, 1`.
 #
 # Not this. The window one token later: `0, 1, 2, 3` and `0, 0, 4, 5`. Fault: snapshot-one-token-late.
 #
 # Why. A cached prefix is looked up by its length. A window that has seen one token more counts that token twice.
 
 # %%
-x, offsets, fresh, none = tokens(1, 2, 3, 4, 5), index(0, 3, 5), index(-1, -1), index(0, 1)
+x, offsets, fresh, slots = tokens(1, 2, 3, 4, 5), index(0, 3, 5), index(-1, -1), index(0, 1)
 pool, kept = windows(UNUSED, UNUSED), windows(UNUSED, UNUSED, [7, 7, 7, 7])
-causal_conv1d_prefill(x, DIGITS, None, offsets, pool, fresh, none, index(2, 4, -1), kept)
+causal_conv1d_prefill(x, DIGITS, None, offsets, pool, fresh, slots, index(2, 4, -1), kept)
 assert numbers(kept) == [[0, 0, 1, 2], [0, 0, 0, 4], [7, 7, 7, 7]]
-refused = refusal(causal_conv1d_prefill, x, DIGITS, None, offsets, pool, fresh, none, index(2, 6, -1), kept)
+refused = refusal(causal_conv1d_prefill, x, DIGITS, None, offsets, pool, fresh, slots, index(2, 6, -1), kept)
 assert refused == "PackingError: snapshot_positions[1]=6 is outside 1..5 (SNAP-3)"
+pool, kept = windows([5, 6, 7, 8]), windows(UNUSED)
+causal_conv1d_prefill(tokens(1), DIGITS, None, index(0, 1), pool, index(0), index(-1), index(1), kept)
+assert (numbers(pool), numbers(kept)) == ([5, 6, 7, 8], [6, 7, 8, 1])
 
 pool, kept, wrong = windows(UNUSED, UNUSED), windows(UNUSED, UNUSED, [7, 7, 7, 7]), mutant("snapshot-one-token-late")
-wrong["causal_conv1d_prefill"](x, DIGITS, None, offsets, pool, fresh, none, index(2, 4, -1), kept)
+wrong["causal_conv1d_prefill"](x, DIGITS, None, offsets, pool, fresh, slots, index(2, 4, -1), kept)
 assert numbers(kept) == [[0, 1, 2, 3], [0, 0, 4, 5], [7, 7, 7, 7]]
 
 # %% [markdown]
@@ -771,6 +777,9 @@ assert numbers(kept) == [[0, 1, 2, 3], [0, 0, 4, 5], [7, 7, 7, 7]]
 pool, kept = windows([5, 6, 7, 8]), entries([[0] * 4] * 2)
 refused = refusal(causal_conv1d_update, tokens([1, 2, 3]), DIGITS, None, pool, index(0), intermediate_windows=kept)
 assert refused == "UnsupportedError: 3 tokens a row and 2 intermediate entries (SPEC-1)"
+roomy = entries([[0] * 4] * 3)
+call = (tokens([1, 2]), DIGITS, None, windows([5, 6, 7, 8]), index(0), None, roomy)
+assert refusal(causal_conv1d_update, *call) == "accepted"
 
 wrong = mutant("more-tokens-than-entries-accepted")["causal_conv1d_update"]
 assert refusal(wrong, tokens([1, 2, 3]), DIGITS, None, pool, index(0), intermediate_windows=kept) == "accepted"
@@ -859,7 +868,7 @@ assert resumed(wrong["causal_conv1d_update"], 1) == ([7814], [7, 8, 1, 4])
 # :observable: value, untouched
 # :::
 #
-# In a row with `num_tokens = n` the tokens from the `n`-th on MUST be padding: output 0, nothing stored.
+# Of a row with `num_tokens = n` the first `n` tokens MUST run and the others be padding: output 0, nothing stored.
 #
 # Example. Window `5, 6, 7, 8`, tokens `1, 2, 3`, `num_tokens` `2` -> `6781, 7812, 0`, and the slot holds `7, 8, 1, 2`.
 #

@@ -1,6 +1,6 @@
 """The text of every clause, read from the chapters without running them: what `show`, the site and the lint quote.
 
-A clause is one Markdown cell of a chapter (a py:percent file, so every line starts with "# ") and the code cell behind
+A clause is one Markdown cell of a chapter (a py:percent file, so every line starts with "# ") and the code cell after
 it, which computes the example and its wrong neighbour:
 
     # %% [markdown]

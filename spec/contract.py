@@ -103,7 +103,7 @@ class SSMChunking(NamedTuple):
 
 
 class ElementType(NamedTuple):
-    """A stored float type: significand bits p (unit roundoff 2^-p), smallest step that may vanish 2^eta, NumPy's name."""
+    """A stored float type: significand bits p (unit roundoff 2^-p), least step 2^eta that counts, NumPy's name."""
 
     bits: int
     eta: int

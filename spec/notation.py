@@ -31,6 +31,11 @@ def taps(*weights: float) -> Array:
     return np.array([weights], np.float32)
 
 
+def channels(*values: float) -> Array:
+    """One number per channel `[C]`: a bias."""
+    return np.array(values, np.float32)
+
+
 def windows(*rows: Sequence[float]) -> Array:
     """One window a row, of one channel: entering windows `[N, 1, W]` or a pool `[slots, 1, W]`, oldest column first."""
     return np.array(rows, np.float32)[:, None, :]

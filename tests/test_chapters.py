@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import json
 import re
@@ -10,10 +11,12 @@ import tokenize
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from statescan.conformance.mutants import FAULTS
+from statescan.spec import clauses, figures, notation
 from statescan.spec.clauses import (
     LEVELS,
     OBSERVABLES,
@@ -40,6 +43,13 @@ def source(chapter: str) -> str:
 @pytest.mark.parametrize("chapter", chapter_names())
 def test_chapter_runs(chapter: str) -> None:
     runpy.run_path(str(files("statescan.spec").joinpath(chapter)))
+
+
+@pytest.mark.parametrize("module", [clauses, figures, notation], ids=lambda module: module.__name__)
+def test_docstrings_show_what_happens(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module)
+    assert tried
+    assert not failed
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class ConvModel:
             "write_slots": write_slots, "intermediate_windows": intermediate_windows, "num_accepted": num_accepted,
             "num_tokens": num_tokens,
         }, activation)  # fmt: skip
-        if self.fault == "rows-read-as-tokens-of-one" and len(x):
+        if self.fault == "rows-read-as-tokens-of-one" and len(x) > 1:
             call = _as_one_row(call)
         rows = self._rows(call)
         launch = self._decode(call, rows)
@@ -237,7 +237,7 @@ class ConvModel:
         """The outputs in the shape and type of x, rounded once."""
         rounded = round_to(y.reshape(x.shape), dtype_name(x))
         self.calls += 1
-        if self.fault == "call-counter-leaks" and self.calls > 1:
+        if self.fault == "call-counter-leaks" and self.calls % 2 == 0:
             rounded.reshape(-1).view(f"u{rounded.itemsize}")[:1] ^= 1
         return rounded
 
@@ -611,7 +611,8 @@ def _as_one_row(call: Call) -> Call:
     """[N, J, C] read as [1, N J, C]: the other rows' slots are never looked at."""
     first = {name: call[name] if call[name] is None else call[name][:1]
              for name in ("read_slots", "write_slots", "num_accepted")}  # fmt: skip
-    return {**call, **first, "x": call["x"].reshape(1, -1, call["x"].shape[2]), "num_tokens": None}
+    count, steps, channels = call["x"].shape
+    return {**call, **first, "x": call["x"].reshape(1, count * steps, channels), "num_tokens": None}
 
 
 def _stretch_last(live: npt.NDArray[np.bool_], starts: Index, ends: Index, total: int) -> tuple[Index, Index]:
@@ -662,7 +663,7 @@ def _flatten_batch(call: Call) -> Call:
     x, offsets = call["x"], call.get("cu_seqlens")
     if offsets is None or x.ndim != 3:
         return call
-    return {**call, "x": x.reshape(1, -1, x.shape[2])}
+    return {**call, "x": x.reshape(1, x.shape[0] * x.shape[1], x.shape[2])}
 
 
 def _count_runs(call: Call) -> Call:

@@ -244,6 +244,7 @@ def check_slots(read: Sequence[int], write: Sequence[int] | None, slots: int) ->
                 raise SlotError(f"{name}[{n}]={slot} is outside 0..{slots - 1} (SLOT-5)")
     if write is None:
         return
+    stored = "read_slots" if write is read else "write_slots"
     reader = {slot: n for n, slot in enumerate(read) if slot >= 0}
     shared = {slot for n, slot in enumerate(read) if slot >= 0 and reader[slot] != n}
     writer: dict[int, int] = {}
@@ -251,11 +252,11 @@ def check_slots(read: Sequence[int], write: Sequence[int] | None, slots: int) ->
         if slot < 0:
             continue
         if slot in writer:
-            raise SlotError(f"write_slots[{n}]={slot} is also write_slots[{writer[slot]}]: each once (SLOT-4)")
+            raise SlotError(f"{stored}[{n}]={slot} is also {stored}[{writer[slot]}]: each stored to once (SLOT-4)")
         writer[slot] = n
         if slot in shared or reader.get(slot, n) != n:
             other = next(m for m, r in enumerate(read) if r == slot and m != n)
-            raise SlotError(f"write_slots[{n}]={slot} is also read_slots[{other}] of another row (SLOT-4)")
+            raise SlotError(f"{stored}[{n}]={slot} is also read_slots[{other}] of another row (SLOT-4)")
 
 
 def _check_snapshots(
