@@ -83,6 +83,11 @@ def bind_axes(op: str, tensors: Mapping[str, Array], args: Mapping[str, Any]) ->
     return axes
 
 
+def in_place(op: str, tensors: Mapping[str, Array]) -> list[str]:
+    """Names of the given tensors that a call changes; a list of pools is given as `pools.0`, `pools.1` and so on."""
+    return [name for argument in OPERATIONS[op].inout for name in tensors if name.partition(".")[0] == argument.name]
+
+
 def axis_names(what: Argument | Result, rank: int, args: Mapping[str, Any]) -> tuple[str, ...]:
     """The axis letters of a tensor of this rank, its state layout minded; empty where no shape has the rank."""
     for shape in what.alternatives:

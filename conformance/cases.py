@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from statescan.conformance.calls import Array, Call, Gradient, Reply, plan_results, strided
+from statescan.conformance.calls import Array, Call, Gradient, Reply, in_place, plan_results, strided
 from statescan.conformance.compare import (
     Expected,
     Precision,
@@ -19,7 +19,7 @@ from statescan.conformance.compare import (
     judge_reply,
     mismatch,
 )
-from statescan.conformance.lifts import Story, fit_limits
+from statescan.conformance.lifts import Story, fit_limits, stretches
 from statescan.goldens.generator import values
 from statescan.goldens.tensors import NAMES, decode, load_blob, narrow
 from statescan.spec.contract import FLOAT_TYPES, OPERAND_BITS, OPERATIONS
@@ -31,18 +31,21 @@ Run = Callable[[Call, str], Reply]
 
 @dataclass(frozen=True)
 class Case:
-    """A vector made ready for one implementation: the story in its element types, its claims, and what was lifted."""
+    """A vector made ready for one implementation: the story in its element types, its claims, and what was lifted.
+
+    `variants` are the same case with its tokens at other places of the implementation's chunks.
+    """
 
     vector: Vector
     story: Story
     capability: Capability
     declared: Mapping[str, str] = field(default_factory=dict)
     lift: str = ""
+    variants: tuple[Case, ...] = ()
 
     @property
     def precision(self) -> Precision:
-        pools = [NAMES[self.story.tensors[a.name].dtype] for a in OPERATIONS[self.story.op].inout
-                 if a.name in self.story.tensors]  # fmt: skip
+        pools = [NAMES[self.story.tensors[name].dtype] for name in in_place(self.story.op, self.story.tensors)]
         return Precision(self.capability.get("operand", "f32"), pools[0] if pools else "f32")
 
 
@@ -85,7 +88,8 @@ def prepare(vector: Vector, corpus: Mapping[str, Vector], claims: Sequence[Capab
         if word:
             missing = missing if missing.word else Missing(word)
             continue
-        fitted = fit_limits(story, vector, claim.get("limits", {}))
+        limits = {**claim.get("limits", {}), "state_layout": claim.get("state_layout", ["KV"])}
+        fitted = fit_limits(story, vector, limits)
         if isinstance(fitted, str):
             missing = missing if missing.word else Missing(fitted)
             continue
@@ -95,8 +99,19 @@ def prepare(vector: Vector, corpus: Mapping[str, Vector], claims: Sequence[Capab
             missing = missing if missing.word else Missing("dtypes")
             continue
         lifted, declared = typed
-        return Case(vector, _short_windows(lifted, needs, claim), claim, declared, lift)
+        case = Case(vector, _short_windows(lifted, needs, claim), claim, declared, lift)
+        more = tuple(replace(case, story=s, lift=", ".join(filter(None, (lift, words))))
+                     for s, words in stretches(case.story, vector, limits))  # fmt: skip
+        return replace(case, variants=more)
     return missing
+
+
+def outside(vector: Vector, corpus: Mapping[str, Vector], claims: Sequence[Capability]) -> Case | None:
+    """The vector as it stands, for an implementation that does not claim what it needs; None without the operation."""
+    own = [claim for claim in claims if claim["op"] == vector["op"]]
+    if not own:
+        return None
+    return Case(vector, _short_windows(tell(vector, corpus), vector["needs"], own[0]), own[0])
 
 
 def missing_feature(needs: Mapping[str, Any], claim: Capability) -> str:
@@ -104,10 +119,9 @@ def missing_feature(needs: Mapping[str, Any], claim: Capability) -> str:
     offered = set(claim["features"])
     if "window.W-1" in offered:
         offered.add("window.W")
+    if "householder:M" in offered:
+        offered |= {word for word in needs["features"] if word.startswith("householder:")}
     lacking = [word for word in needs["features"] if word not in offered]
-    layout = needs.get("state_layout")
-    if not lacking and layout is not None and layout not in claim.get("state_layout", ["KV"]):
-        return f"state_layout.{layout}"
     return lacking[0] if lacking else ""
 
 
@@ -127,7 +141,16 @@ def retype(story: Story, vector: Vector, claim: Capability) -> tuple[Story, Mapp
 
 
 def execute(case: Case, run: Run) -> Verdict:
-    """Make the calls of a case through `run` and judge them."""
+    """Make the calls of a case and of its variants through `run` and judge them; the first failure counts."""
+    for one in (case, *case.variants):
+        verdict = _execute_one(one, run)
+        if not verdict.passed:
+            where = f" (lifted: {one.lift})" if one is not case else ""
+            return replace(verdict, message=verdict.message + where)
+    return verdict
+
+
+def _execute_one(case: Case, run: Run) -> Verdict:
     kind = case.vector["class"]
     if kind == "relation":
         return _execute_relation(case, run)
@@ -191,7 +214,7 @@ def _holds(story: Story, vector: Vector, entry: Mapping[str, str], operand: str)
     for name, pinned in vector.get("needs", {}).get("dtypes", {}).items():
         if types.get(name, _result_type(story, name, types, entry)) != pinned:
             return False
-    pools = [types[a.name] for a in OPERATIONS[story.op].inout if a.name in types]
+    pools = [types[name] for name in in_place(story.op, story.tensors)]
     return OPERAND_BITS[operand] >= needed.get("operand", 0) and all(
         FLOAT_TYPES[pool].bits >= needed.get("pool", 0) for pool in pools
     )
@@ -273,7 +296,7 @@ def _taken_later(vector: Vector, call: str) -> set[str]:
 
 def _free(call: Call) -> dict[str, Expected]:
     """Pools of a relation's call may change; its results may be anything."""
-    return {a.name: Expected(None, "differs") for a in OPERATIONS[call.op].inout if a.name in call.tensors}
+    return {name: Expected(None, "differs") for name in in_place(call.op, call.tensors)}
 
 
 def vary(case: Case, spec: Mapping[str, Any], calls: Mapping[str, Call], replies: Mapping[str, Reply]) -> Story:

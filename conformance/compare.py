@@ -219,12 +219,13 @@ def _kept(table: Any, want: Expected) -> Any:
 
 def _within(call: Call, name: str, got: Array, want: Expected, precision: Precision) -> tuple[Verdict, float]:
     assert want.array is not None
-    element, token = scores(got, want.array, want.gain, precision, _score_axes(call, name, got.ndim))
-    both = np.maximum(element, token)
-    score = float(both.max(initial=0.0))
-    bad = _kept(both > 1, want)
-    if not bad.any():
+    judged = got.copy()
+    judged[..., : want.ignore_columns] = want.array[..., : want.ignore_columns].astype(got.dtype)
+    element, token = scores(judged, want.array, want.gain, precision, _score_axes(call, name, got.ndim))
+    score = float(np.maximum(element, token).max(initial=0.0))
+    if score <= 1:
         return Verdict("pass", score=score), score
+    bad = element > 1 if (element > 1).any() else token > 1
     failed = _fail("fail.value", call, name, bad, got, want.array)
     return Verdict(failed.status, f"{failed.message} (score {score:.3g})", name, failed.place, score), score
 

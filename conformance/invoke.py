@@ -76,7 +76,7 @@ def _arguments(call: Call, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of the operation; absent optional tensors that come before a required one are None."""
     op = OPERATIONS[call.op]
     fields = {name: tensors[name] for name in PACKED_SEQ_FIELDS if name in tensors}
-    given: dict[str, Any] = {} if op.family == "packed" else dict(tensors)
+    given: dict[str, Any] = {} if op.family == "packed" else _with_lists(tensors)
     required = [i for i, argument in enumerate(op.tensors) if not argument.optional]
     for argument in op.tensors[: max(required, default=0)]:
         given.setdefault(argument.name, None)
@@ -85,6 +85,14 @@ def _arguments(call: Call, tensors: Mapping[str, Any]) -> dict[str, Any]:
     if any(argument.name == "packed_seq_params" for argument in op.arguments):
         given["packed_seq_params"] = PackedSeqParams(**fields, **params)
     return {**given, **settings}
+
+
+def _with_lists(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors by argument; `pools.0`, `pools.1` and so on are the members of one list."""
+    given = {name: tensor for name, tensor in tensors.items() if "." not in name}
+    for name in sorted((name for name in tensors if "." in name), key=lambda name: int(name.partition(".")[2])):
+        given.setdefault(name.partition(".")[0], []).append(tensors[name])
+    return given
 
 
 def _torch_grad(function: Any, call: Call, given: dict[str, Any], device: str) -> dict[str, Array]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from statescan.conformance.adapter import Adapter
 from statescan.conformance.adapters.reference import adapter as reference
-from statescan.conformance.calls import Array, Call, Gradient, default_type, plan_results, span
+from statescan.conformance.calls import Array, Call, Gradient, default_type, in_place, plan_results, span
 from statescan.conformance.invoke import invoke
 from statescan.conformance.lifts import Story
 from statescan.goldens.tensors import NAMES
@@ -24,6 +25,14 @@ Outputs = dict[str, Array]
 
 _SECOND_MODULES = {"packed": "packed", "conv": "conv", "delta": "delta", "ssd": "ssd", "gates": "gates",
                    "norms": "norms"}  # fmt: skip
+_CHUNKED = ("delta", "ssd")
+_EXPONENTS: dict[str, str] = {
+    "softplus_gate": "A_log", "kda_gate": "A_log", "gated_delta_rule": "g", "gated_delta_product": "g",
+    "kimi_delta_attention": "g", "ssd": "A",
+}  # fmt: skip
+"""Inputs that act through their exponential, in which an operation is linear (SSD: for one step of 1 a head)."""
+NOTHING = -1024.0
+"""Its exponential is 0."""
 
 
 def first(story: Story) -> tuple[Outputs, Any]:
@@ -31,13 +40,14 @@ def first(story: Story) -> tuple[Outputs, Any]:
     return _outputs(reference, story)
 
 
-def second(story: Story) -> Outputs | None:
-    """The same by the second definition; None where there is none."""
-    if story.op not in (op for op, _ in _second_functions(story.op)):
+def second(story: Story, chunk: int | None = None) -> Outputs | None:
+    """The same by the second definition, in chunks of that length where it has any; None where there is none."""
+    function = _second_function(story.op)
+    if function is None:
         return None
+    chunked = chunk is not None and OPERATIONS[story.op].family in _CHUNKED and story.op != "commit_accepted"
     adapter = Adapter("second")
-    for op, function in _second_functions(story.op):
-        adapter.op(op)(function)
+    adapter.op(story.op)(partial(function, chunk=chunk) if chunked else function)
     return _differences(adapter, story) if story.grad is not None else _outputs(adapter, story)[0]
 
 
@@ -50,12 +60,12 @@ def widened(story: Story) -> Story:
     return replace(story, tensors=wide(story.tensors), grad=grad)
 
 
-def _second_functions(op: str) -> list[tuple[str, Callable[..., Any]]]:
+def _second_function(op: str) -> Callable[..., Any] | None:
     name = _SECOND_MODULES.get(OPERATIONS[op].family)
     if name is None:
-        return []
-    module: Any = import_module(f"statescan.reference.second.{name}")
-    return [(op, getattr(module, op))] if hasattr(module, op) else []
+        return None
+    function: Callable[..., Any] | None = getattr(import_module(f"statescan.reference.second.{name}"), op, None)
+    return function
 
 
 def _outputs(adapter: Adapter, story: Story) -> tuple[Outputs, Any]:
@@ -64,42 +74,54 @@ def _outputs(adapter: Adapter, story: Story) -> tuple[Outputs, Any]:
     reply = invoke(adapter, Call(story.op, story.args, tensors, plans, story.grad, story.installed))
     if reply.status != "ok":
         raise RuntimeError(f"{story.op}: {reply.status} {reply.error} {reply.message}")
-    pools = {a.name: reply.outputs[f"after.{a.name}"] for a in OPERATIONS[story.op].inout if a.name in tensors}
+    pools = {name: reply.outputs[f"after.{name}"] for name in in_place(story.op, tensors)}
     return {**{plan.name: reply.outputs[plan.name] for plan in plans}, **pools}, reply.value
 
 
 def _differences(adapter: Adapter, story: Story) -> Outputs:
-    """Results, and gradients by unit steps: exact where the operation is linear in each single number."""
+    """Results, and gradients by differences: exact where the operation is a polynomial of degree two at most in each
+    single number, or linear in its exponential."""
     assert story.grad is not None
     plain = replace(story, grad=None)
-    base, _ = _outputs(adapter, plain)
+    exact = widened(plain)
 
-    def loss(results: Outputs) -> float:
+    def loss(name: str, index: tuple[int, ...], value: float) -> float:
         assert story.grad is not None
+        moved = exact.tensors[name].copy()
+        moved[index] = value
+        results, _ = _outputs(adapter, replace(exact, tensors={**exact.tensors, name: moved}))
         return float(sum((results[n].astype(float) * c.astype(float)).sum() for n, c in story.grad.cotangents.items()))
 
     found = {}
     for name in story.grad.of:
-        gradient = np.zeros(story.tensors[name].shape)
+        values = exact.tensors[name]
+        gradient = np.zeros(values.shape)
         for index in np.ndindex(gradient.shape):
-            moved = story.tensors[name].astype(np.float64)
-            if np.isnan(moved[index]):
-                continue
-            moved[index] += 1
-            changed, _ = _outputs(adapter, replace(plain, tensors={**plain.tensors, name: moved}))
-            gradient[index] = loss(changed) - loss(base)
+            if not np.isnan(values[index]):
+                at = partial(loss, name, index)
+                exponent = _EXPONENTS.get(story.op) == name
+                gradient[index] = (_exponent_slope if exponent else _slope)(at, float(values[index]))
         found[f"grad.{name}"] = gradient
-    return {**base, **found}
+    return {**_outputs(adapter, plain)[0], **found}
+
+
+def _slope(loss: Callable[[float], float], value: float) -> float:
+    """The derivative of a polynomial of degree two, by a central difference."""
+    return (loss(value + 1) - loss(value - 1)) / 2
+
+
+def _exponent_slope(loss: Callable[[float], float], value: float) -> float:
+    """The derivative where the loss is linear in e^value, at value 0 or where e^value is 0."""
+    if value not in (0.0, NOTHING):
+        raise ValueError(f"a gradient at exponent {value}: 0 or {NOTHING:g} can be stated exactly")
+    return loss(0.0) - loss(NOTHING) if value == 0 else 0.0
 
 
 def result_types(story: Story) -> dict[str, str]:
     """The element type of each result as the contract gives it, and of each pool as it is."""
     op = OPERATIONS[story.op]
     types = {r.name: default_type(r, story.tensors) for r in op.results}
-    return types | {a.name: NAMES[story.tensors[a.name].dtype] for a in op.inout if a.name in story.tensors}
-
-
-
+    return types | {name: NAMES[story.tensors[name].dtype] for name in in_place(story.op, story.tensors)}
 
 
 def isolated(call: Call) -> Call:

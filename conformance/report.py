@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -41,7 +42,7 @@ def print_run(console: Console, run: Run) -> None:
         if failed(row["status"]) or row["status"] in WARNINGS:
             colour = "yellow" if row["status"] in WARNINGS else "red"
             console.print(f"[{colour}]{row['status']}[/] [bold]{row['clause']}[/] {row['vector']}  [dim]({name})[/]")
-            console.print(f"    {escape(printable(row.get('message', '')))}", highlight=False)
+            console.print(f"    {escape(printable(row.get('message', '')))}", highlight=False, soft_wrap=True)
             if row.get("candidates"):
                 console.print(f"    looks like: {', '.join(row['candidates'])}", highlight=False)
     counts = Counter(row["status"] for row in run["results"])
@@ -117,12 +118,18 @@ def html(report: Report) -> str:
     """The report as one page that asks for nothing else; all text from outside is escaped."""
     environment = Environment(loader=PackageLoader("statescan.conformance", "templates"), autoescape=True,
                               trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    clauses = {label: text.sentence for label, text in parse_chapters().items()}
+    clauses = {label: _code(text.sentence) for label, text in parse_chapters().items()}
     used = sorted({row["clause"] for run in report["runs"] for row in run["results"]}, key=_clause_order)
     return environment.get_template("report.html").render(
         report=report, vectors=load_vectors(), clauses=clauses, used=used, cell=_clause_cell, failed=failed,
         printable=printable, warnings=WARNINGS,
     )  # fmt: skip
+
+
+def _code(sentence: str) -> Markup:
+    """A sentence with its `code` marked up, everything else escaped."""
+    parts = sentence.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 
 def clause_text(label: str) -> str:

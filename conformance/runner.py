@@ -12,9 +12,10 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
+from statescan.conformance.adapter import ALL_FEATURES
 from statescan.conformance.adapters import SHIPPED
 from statescan.conformance.calls import Call, Reply
-from statescan.conformance.cases import Case, Missing, Vector, execute, prepare, tell
+from statescan.conformance.cases import Case, Missing, Vector, execute, outside, prepare
 from statescan.conformance.client import Client, ProtocolError, python_command
 from statescan.conformance.compare import Verdict
 from statescan.conformance.smoke import check_wiring
@@ -140,14 +141,12 @@ def probe(
     """Send one call outside the claims for each missing word: a refusal or a right answer are fine, a wrong answer
     means that an argument is taken and ignored."""
     quiet = Verdict("not_applicable", f"{missing.word} is not claimed")
-    offered = {claim["op"] for claim in client.capabilities}
+    case = outside(vector, corpus, client.capabilities)
     once = f"{vector['op']} {missing.word}"
-    if vector["op"] not in offered or once in probed or vector["class"] != "exact" or "=" in missing.word:
+    if case is None or once in probed or vector["class"] != "exact" or missing.word not in ALL_FEATURES:
         return quiet
     probed.add(once)
-    claims = [{**claim, "features": None} for claim in client.capabilities if claim["op"] == vector["op"]]
-    story = tell(vector, corpus)
-    verdict = execute(Case(vector, story, claims[0]), partial(_run_on, client, vector["id"]))
+    verdict = execute(case, partial(_run_on, client, vector["id"]))
     if verdict.status in ("fail.value", "fail.touched", "fail.nonfinite"):
         said = f"{missing.word} is not claimed, and the call gave a wrong answer: {verdict.message}"
         return Verdict("fail.silent", said, verdict.tensor, verdict.place)

@@ -69,7 +69,7 @@ def _state(tensors: Mapping[str, Array], wanted: set[str], axes: Mapping[str, in
             words.append("slot.split")
     if axes.get("J", 1) > 1:
         words.append("tokens.many")
-    if any(name.startswith("intermediate_") for name in tensors):
+    if any(name.startswith("intermediate") for name in tensors):
         words.append("intermediates")
     if "snapshot_positions" in tensors:
         words.append("snapshots.any")

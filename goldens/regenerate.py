@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from statescan.conformance import oracle
 from statescan.conformance.adapter import Adapter
-from statescan.conformance.calls import bind_axes
+from statescan.conformance.calls import bind_axes, in_place
 from statescan.conformance.cases import ANYTHING, Case, execute, tell, vary
 from statescan.conformance.compare import Precision, scores
 from statescan.conformance.invoke import invoke
@@ -90,7 +91,7 @@ def _derive_exact(made: Vector, corpus: Mapping[str, Vector]) -> None:
         if name in story.tensors and OPERATIONS[story.op].tensors:
             expect[name]["bits_outside"] = _written(story, name)
     made["expect"] = expect
-    made["inout"] = [a.name for a in OPERATIONS[story.op].inout if a.name in story.tensors]
+    made["inout"] = in_place(story.op, story.tensors)
     made["axes"] = _axes(story)
     made["needs"] = _needs(story, set(expect), outputs, exact)
     made["bits"] = _bits(story, outputs, exact)
@@ -165,7 +166,7 @@ def _given_later(spec: Mapping[str, Any]) -> bool:
 def _wanted(made: Vector, story: Story, outputs: Mapping[str, Array]) -> dict[str, Any]:
     """What is expected: what the author named (else every result), and always every pool that the call may change."""
     named = made.get("expect") or {name: {} for name in outputs}
-    pools: dict[str, Any] = {a.name: {} for a in OPERATIONS[story.op].inout if a.name in story.tensors}
+    pools: dict[str, Any] = {name: {} for name in in_place(story.op, story.tensors)}
     return {**named, **{name: spec for name, spec in pools.items() if name not in named}}
 
 
@@ -196,7 +197,7 @@ def _bits(story: Story, outputs: Mapping[str, Array], exact: Mapping[str, Array]
     op = OPERATIONS[story.op]
     if not op.tensors:
         return {}
-    pools = [a.name for a in op.inout if a.name in story.tensors]
+    pools = in_place(story.op, story.tensors)
     inputs = [n for n, a in story.tensors.items() if a.dtype.kind not in "iu" and n not in pools]
     results = [n for n in outputs if n not in pools]
     most = {
@@ -211,6 +212,9 @@ def _written(story: Story, name: str) -> list[int]:
     """Rows of a pool or buffer that the call may write: its write slots, or the snapshots that are no padding."""
     if name.startswith("snapshot_"):
         return [i for i, p in enumerate(story.tensors["snapshot_positions"].tolist()) if p > 0]
+    if "slots" in story.tensors:
+        rows = zip(story.tensors["slots"].tolist(), story.tensors["num_accepted"].tolist(), strict=True)
+        return sorted(slot for slot, accepted in rows if slot >= 0 and accepted >= 0)
     slots = story.tensors.get("write_slots", story.tensors.get("read_slots"))
     assert slots is not None
     return sorted(s for s in slots.tolist() if s >= 0)
@@ -364,15 +368,11 @@ def digests() -> dict[str, str]:
 
 def dispatch_settings() -> dict[str, dict[str, str]]:
     """Environments that switch CPU features off: above AVX2 for NumPy, AVX2 and FMA too, and for the C library."""
-    from numpy.lib import introspect
-
-    targets: set[str] = set()
-    for functions in introspect.opt_func_info().values():
-        for signatures in functions.values():
-            targets |= set(str(signatures["available"]).split())
-    named = {t.removesuffix(")").rpartition("(")[2] for t in targets if "baseline" not in t}
-    wide = sorted(t for t in named if t.startswith(("AVX512", "X86_V4")))
-    narrow = sorted(t for t in named if not t.startswith("SSE"))
+    core: Any = import_module("numpy._core._multiarray_umath" if np.__version__ >= "2" else
+                              "numpy.core._multiarray_umath")  # fmt: skip
+    here = [name for name in core.__cpu_dispatch__ if core.__cpu_features__.get(name)]
+    wide = [name for name in here if name.startswith(("AVX512", "X86_V4"))]
+    narrow = [name for name in here if name in wide or name in ("AVX2", "FMA3", "X86_V3")]
     return {
         "plain": {}, "no AVX-512": {"NPY_DISABLE_CPU_FEATURES": " ".join(wide)},
         "no AVX2 or FMA": {"NPY_DISABLE_CPU_FEATURES": " ".join(narrow)},

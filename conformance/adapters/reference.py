@@ -10,16 +10,21 @@ from statescan.spec.contract import OPERATIONS
 
 adapter = Adapter("reference", metadata.version("statescan"), source="statescan.reference")
 
-_MODULES = {"packed": ("packed",), "versions": ("packed",), "conv": ("conv",)}
+_MODULES = {"packed": "packed", "versions": "packed", "conv": "conv", "gates": "gates", "norms": "norms",
+            "delta": "delta", "ssd": "ssd"}  # fmt: skip
+_GRADIENTS = {**_MODULES, "delta": "delta_grad", "ssd": "ssd_grad"}
 
 
 def _register() -> None:
     for op in OPERATIONS.values():
-        for name in _MODULES.get(op.family, ()):
-            module: Any = import_module(f"statescan.reference.{name}")
-            adapter.op(op.name, operand="f64")(getattr(module, op.name))
+        if op.family in _MODULES:
+            adapter.op(op.name, operand="f64", state_layout=("KV", "VK"))(_found(_MODULES[op.family], op.name))
             if op.differentiable:
-                adapter.grad(op.name)(_gradient(getattr(module, f"{op.name}_grad")))
+                adapter.grad(op.name)(_gradient(_found(_GRADIENTS[op.family], f"{op.name}_grad")))
+
+
+def _found(module: str, name: str) -> Any:
+    return getattr(import_module(f"statescan.reference.{module}"), name)
 
 
 def _gradient(function: Any) -> Any:

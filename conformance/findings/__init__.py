@@ -1,0 +1,61 @@
+"""Faults of released packages that were found with this suite; one script shows one fault in a few numbers.
+
+    python conformance/findings/fla_pack_tail_uninitialised.py
+
+A script prints what is expected and what comes out. It exits with 1 while the fault is there, with 0 where it is gone,
+with 3 where the package is not installed, and with 2 where the script itself fails. `spec/findings.md` explains each.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import metadata
+from types import ModuleType
+from typing import Any, NoReturn
+
+from statescan.conformance.adapters import interpreter
+
+CURED, FAULTY, BROKEN, ABSENT = 0, 1, 2, 3
+PINNED = {"fla-core": "0.6.0", "causal-conv1d": "1.7.0"}
+"""The releases the findings are about."""
+
+LARGE = ("fla_entering_window_offset_32_bit", "causal_conv1d_varlen_states_offset_32_bit")
+"""Scripts that need 9 GB of memory."""
+
+_MODULES = {"fla-core": "fla", "causal-conv1d": "causal_conv1d"}
+
+Reproduction = Callable[[], tuple[Any, Any]]
+"""Returns what is expected and what came out, as plain numbers."""
+
+
+def main(package: str, reproduce: Reproduction, *, or_refused: bool = False) -> NoReturn:
+    """Run a reproduction on the GPU, or interpreted where there is none; print both sides, and exit as said above.
+
+    `or_refused`: a call that raises is right as well.
+    """
+    absent = interpreter.missing(package, _MODULES[package], "torch", "triton")
+    if absent:
+        print(absent)
+        raise SystemExit(ABSENT)
+    _prepare()
+    print(f"{package} {metadata.version(package)}")
+    try:
+        expected, got = reproduce()
+    except Exception as error:
+        if not or_refused:
+            traceback.print_exc()
+        print("refused:", error)
+        raise SystemExit(CURED if or_refused else BROKEN) from error
+    print(f"expected: {expected}{' or a refusal' if or_refused else ''}\ngot:      {got}")
+    # by their text, because nan is not equal to itself
+    raise SystemExit(CURED if repr(expected) == repr(got) else FAULTY)
+
+
+def _prepare() -> None:
+    import torch
+
+    torch.set_default_device(interpreter.prepare())
+    # causal-conv1d imports its compiled extension, which no reproduction calls
+    sys.modules.setdefault("causal_conv1d_cuda", ModuleType("causal_conv1d_cuda"))
