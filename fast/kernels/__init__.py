@@ -1,0 +1,1 @@
+"""Triton kernels: they know tensors, strides and index arrays, never mixers, requests or contexts."""
