@@ -75,8 +75,9 @@ def bind_axes(op: str, tensors: Mapping[str, Array], args: Mapping[str, Any]) ->
                     axes[size] = n
                 elif size == "N+1":
                     axes["N"] = n - 1
-    if op in ("causal_conv1d", "ssd") and tensors.get("cu_seqlens") is None:
-        axes["batch"] = tensors["x"].shape[0]
+    packed = any(argument.name == "cu_seqlens" and argument.optional for argument in OPERATIONS[op].tensors)
+    if packed and tensors.get("cu_seqlens") is None:
+        axes["batch"] = tensors[OPERATIONS[op].tensors[0].name].shape[0]
         if tensors.get("initial_windows") is None and tensors.get("initial_state") is None:
             ids = tensors.get("seq_idx")
             axes["N"] = axes["batch"] if ids is None else int(ids.max(initial=-1)) + 1

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from statescan import __version__
 from statescan.conformance.calls import Call, Reply
 from statescan.conformance.transport import open_tensors, write_blank, write_inputs
 from statescan.goldens.store import FormatError, check_schema
@@ -115,9 +115,8 @@ class Client:
             start_new_session=True,
         )  # fmt: skip
         self._buffer = b""
-        suite = metadata.version("statescan")
         try:
-            self.hello = self._ask({"cmd": "hello", "protocol": "statescan/1", "suite": suite, "rules": RULES_VERSION,
+            self.hello = self._ask({"cmd": "hello", "protocol": "statescan/1", "suite": __version__, "rules": RULES_VERSION,
                                     "scratch": str(self.folder), "max_line": MAX_LINE}, HELLO_SECONDS)  # fmt: skip
             if self.hello["ok"]:
                 self.capabilities = self._ask({"cmd": "capabilities"}, HELLO_SECONDS)["capabilities"]

@@ -12,6 +12,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
+from statescan import __version__
 from statescan.conformance.adapter import ALL_FEATURES
 from statescan.conformance.adapters import SHIPPED
 from statescan.conformance.calls import Call, Reply
@@ -84,7 +85,7 @@ def run(
     limit = seconds if seconds is not None else (QUICK_SECONDS if selection.profile == QUICK else None)
     runs = [run_target(one, vectors, corpus, limit, progress) for one in targets]
     return {
-        "format": "statescan.report/1", "suite": metadata.version("statescan"), "rules": RULES_VERSION,
+        "format": "statescan.report/1", "suite": __version__, "rules": RULES_VERSION,
         "corpus": manifest(corpus.values())["digest"],
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "profile": selection.profile, "environment": environment(), "runs": runs,

@@ -35,11 +35,10 @@ def check_call(
 ) -> Values | None:
     """Every rule of operation `name`; the integers of its index tensors where they were looked at, else None.
 
-    `tensors` lists every tensor argument of the call in a fixed order, `settings` hashable values. Raises the classes of
-    the contract before anything is written, and UnsupportedError for what the fast path cannot run.
+    `tensors` lists every tensor argument of the call in a fixed order, `settings` hashable values. Raises the classes
+    of the contract before anything is written, and UnsupportedError for what the fast path cannot run.
     """
-    key = (name, *settings.values(), *[t if t is None else (t.dtype, t.get_device(), t.shape) for t in tensors.values()])
-    known = key in _passed
+    known = (key := _key(name, tensors, settings)) in _passed
     if known and not check and _first(tensors).is_cuda:
         return None
     if not known:
@@ -89,6 +88,11 @@ def live_pack(values: Values) -> list[tuple[int, slice]]:
     return [(0, slice(offsets[n], offsets[n + 1])) for n in live_rows(values)]
 
 
+def as_index(t: Tensor | None) -> Tensor | None:
+    """An index tensor as kernels read it: one element after another."""
+    return t if t is None or t.is_contiguous() else t.contiguous()
+
+
 def check_runnable(tensor: Tensor, name: str = "x") -> None:
     """A kernel runs on this tensor: it is on a GPU, or Triton interprets."""
     from statescan.fast.kernels.common import INTERPRETED
@@ -98,6 +102,11 @@ def check_runnable(tensor: Tensor, name: str = "x") -> None:
             f"{name} is a tensor on {tensor.device}: the fast path runs on CUDA tensors, and on CPU tensors only for "
             "tests, with TRITON_INTERPRET=1 set before triton is imported (ERR-5)"
         )
+
+
+def _key(name: str, tensors: Tensors, settings: Mapping[str, Any]) -> Any:
+    shapes = [None if t is None else (t.dtype, t.get_device(), t.shape) for t in tensors.values()]
+    return name, *settings.values(), *shapes
 
 
 def _first(tensors: Tensors) -> Tensor:

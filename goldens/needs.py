@@ -93,8 +93,8 @@ def _delta(op: str, args: Mapping[str, Any], tensors: Mapping[str, Array], axes:
     if OPERATIONS[op].family != "delta" or "q" not in tensors:
         return []
     words = ["heads.gva"] if axes["HV"] != axes["H"] else []
-    words += ["beta.double"] if (tensors["beta"] > 1).any() else []
-    words += ["decay.zero"] if (tensors["g"] <= LEAST_GATE).any() else []
+    words += ["beta.double"] if (tensors["beta"].astype(np.float64) > 1).any() else []
+    words += ["decay.zero"] if (tensors["g"].astype(np.float64) <= LEAST_GATE).any() else []
     words += ["l2norm.inside"] if args.get("use_qk_l2norm") else []
     copies = int(args.get("num_householder", 1))
     return words + ([f"householder:{copies}"] if copies > 1 else [])

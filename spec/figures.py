@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
+from math import exp
 from pathlib import Path
 
 CELL = 38
@@ -180,6 +181,170 @@ def _window_text(lines: Sequence[tuple[str, int, list[str], str]], boundary: int
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The dictionary picture of the delta rule
+# ---------------------------------------------------------------------------------------------------------------------
+
+Token = tuple[int, float, float, float]
+"""Key (the number of its drawer), value, beta, log-decay."""
+
+
+def dictionary_lens(drawers: Sequence[float], tokens: Sequence[Token]) -> Figure:
+    """What every drawer holds after each token, the drawer of the token's key marked; each token reads its own key.
+
+    >>> dictionary_lens([8, 16], [(0, 4, 1, 0), (0, 6, 0.5, 0)])
+    Drawers 8, 16 and 2 tokens
+                            0     1
+    start                   8    16
+    write 4 to 0          [4]   16   reads 4
+    half-write 6 to 0     [5]   16   reads 5
+    """
+    held = [float(number) for number in drawers]
+    lines = [("start", list(held), -1)]
+    for key, value, beta, log_decay in tokens:
+        held = [exp(log_decay) * number for number in held]
+        held[key] += beta * (value - held[key])
+        lines.append((_deed(key, value, beta, log_decay), list(held), key))
+    left, step = 200, CELL + 14
+    elements = [_word(left + n * step + CELL / 2, 16, str(n), anchor="middle", faint=True) for n in range(len(held))]
+    for row, (name, contents, key) in enumerate(lines):
+        y = 26 + row * (CELL + 8)
+        elements.append(_word(0, y + CELL / 2 + 5, name, faint=row == 0))
+        for n, number in enumerate(contents):
+            elements += _cell(left + n * step, y, f"{number:g}", COLOURS[1] if n == key else COLOURS[0])
+            if n == key:
+                elements.append(_outline(left + n * step, y, CELL, CELL))
+        if key >= 0:
+            said = f"reads {contents[key]:g}"
+            elements.append(_word(left + len(held) * step + 6, y + CELL / 2 + 5, said))
+    return Figure(
+        f"Drawers {', '.join(f'{number:g}' for number in drawers)} and {len(tokens)} tokens", _lens_text(lines),
+        left + len(held) * step + 90, 26 + len(lines) * (CELL + 8), tuple(elements),
+    )  # fmt: skip
+
+
+def _deed(key: int, value: float, beta: float, log_decay: float) -> str:
+    """What a token does to its drawer, in words."""
+    whole = {0.0: f"leave {key}", 0.5: f"half-write {value:g} to {key}", 1.0: f"write {value:g} to {key}"}
+    part = f"write {beta:.2g} of {value:g} to {key}" if beta < 1 else f"overshoot {value:g} in {key}"
+    word = whole.get(beta, part)
+    if log_decay == 0:
+        return word
+    left = exp(log_decay)
+    return f"forget, {word}" if left == 0 else f"fade to {left:.2g}, {word}"
+
+
+def _lens_text(lines: Sequence[tuple[str, list[float], int]]) -> str:
+    wide = max(16, *(len(name) for name, _, _ in lines)) + 2
+    text = [" " * wide + "".join(f"{n:>6}" for n in range(len(lines[0][1])))]
+    for name, contents, key in lines:
+        cells = "".join(f"{f'[{x:g}]' if n == key else f'{x:g} ' if key >= 0 else f'{x:g}':>6}"
+                        for n, x in enumerate(contents))  # fmt: skip
+        text.append(f"{name:<{wide}}{cells}{f'  reads {contents[key]:g}' if key >= 0 else ''}")
+    return "\n".join(text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Decay
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def decay_map(log_decays: Sequence[float], cu_seqlens: Sequence[int]) -> Figure:
+    """How much of what token j wrote is left in the state after token t, and how much of the entering state.
+
+    >>> decay_map([0, -0.6931472, -0.6931472, 0], [0, 3, 4])
+    What is left after each token, segments of 3 and 1 tokens
+    after  entering     0     1     2     3
+        0         1     1     .     .     .
+        1       0.5   0.5     1     .     .
+        2      0.25  0.25   0.5     1     .
+        3         1     .     .     .     1
+    """
+    offsets = [int(offset) for offset in cu_seqlens]
+    owner = [n for n, (start, end) in enumerate(itertools.pairwise(offsets)) for _ in range(start, end)]
+    kept: list[list[float | None]] = []
+    for t, n in enumerate(owner):
+        later = [None if owner[j] != n or j > t else exp(sum(log_decays[j + 1 : t + 1])) for j in range(len(owner))]
+        kept.append([exp(sum(log_decays[offsets[n] : t + 1])), *later])
+    elements = [_word(0, 18, "after", faint=True), _word(LEFT + 18, 18, "entering", anchor="middle", faint=True)]
+    for j in range(len(owner)):
+        elements.append(_word(LEFT + 66 + (j + 0.5) * CELL, 18, str(j), anchor="middle", faint=True))
+    for t, (n, weights) in enumerate(zip(owner, kept, strict=True)):
+        y = 26 + t * CELL
+        elements.append(_word(60, y + CELL / 2 + 5, str(t), anchor="end"))
+        for column, weight in enumerate(weights):
+            x = LEFT if column == 0 else LEFT + 66 + (column - 1) * CELL
+            word = "" if weight is None else f"{weight:.2g}"
+            shade = 0.0 if weight is None else 0.08 + 0.6 * weight
+            elements += _cell(x, y, word, COLOURS[n % len(COLOURS)], shade=shade, faint=weight is None)
+    for offset in offsets[1:-1]:
+        elements.append(_rule(f"M{LEFT - 8} {26 + offset * CELL}H{LEFT + 66 + len(owner) * CELL}"))
+        elements.append(_rule(f"M{LEFT + 66 + offset * CELL} 22V{26 + len(owner) * CELL}"))
+    lengths = [str(end - start) for start, end in itertools.pairwise(offsets)]
+    return Figure(
+        f"What is left after each token, segments of {' and '.join(lengths)} tokens", _decay_text(kept),
+        LEFT + 66 + len(owner) * CELL + 4, 30 + len(owner) * CELL, tuple(elements),
+    )  # fmt: skip
+
+
+def _decay_text(kept: Sequence[Sequence[float | None]]) -> str:
+    head = "after  entering" + "".join(f"{j:>6}" for j in range(len(kept)))
+    words = [["." if weight is None else f"{weight:.2g}" for weight in weights] for weights in kept]
+    rows = [f"{t:>5}  {row[0]:>8}" + "".join(f"{word:>6}" for word in row[1:]) for t, row in enumerate(words)]
+    return "\n".join([head, *rows])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Chunks
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def chunk_grid(cu_seqlens: Sequence[int], chunk: int) -> Figure:
+    """The chunks of every segment: the grid starts anew at each, and an empty segment has one empty chunk.
+
+    >>> chunk_grid([0, 6, 6, 9], 4)
+    Segments 0 to 6, 6 to 6, 6 to 9 in chunks of 4
+    segment 0  [0 1 2 3] [4 5 . .]  chunks 0, 1
+    segment 1  [. . . .]            chunk 2
+    segment 2  [6 7 8 .]            chunk 3
+    """
+    bounds = [(int(start), int(end)) for start, end in itertools.pairwise(cu_seqlens)]
+    rows = [[list(range(low, min(low + chunk, end))) for low in range(start, max(end, start + 1), chunk)]
+            for start, end in bounds]  # fmt: skip
+    elements, number = list(_hatch()), 0
+    wide = chunk * CELL + 18
+    for n, chunks in enumerate(rows):
+        y = 4 + n * (CELL + 34)
+        elements.append(_word(0, y + 18 + CELL / 2 + 5, f"segment {n}"))
+        for c, tokens in enumerate(chunks):
+            x = LEFT + c * wide
+            elements.append(_word(x, y + 13, f"chunk {number}: ({n}, {c})", faint=True))
+            for i in range(chunk):
+                word = str(tokens[i]) if i < len(tokens) else ""
+                elements += _cell(x + i * CELL, y + 18, word, COLOURS[n % len(COLOURS)] if word else "none",
+                                  hatched=not word)  # fmt: skip
+            elements.append(_outline(x, y + 18, chunk * CELL, CELL))
+            number += 1
+    most = max((len(chunks) for chunks in rows), default=1)
+    said = ", ".join(f"{start} to {end}" for start, end in bounds)
+    return Figure(
+        f"Segments {said} in chunks of {chunk}", _grid_text(rows, chunk),
+        LEFT + most * wide, 4 + len(rows) * (CELL + 34), tuple(elements),
+    )  # fmt: skip
+
+
+def _grid_text(rows: Sequence[Sequence[Sequence[int]]], chunk: int) -> str:
+    digits = max((len(str(t)) for chunks in rows for tokens in chunks for t in tokens), default=1)
+    drawn = [" ".join("[" + " ".join([f"{t:>{digits}}" for t in tokens] + ["."] * (chunk - len(tokens))) + "]"
+                      for tokens in chunks) for chunks in rows]  # fmt: skip
+    wide, text, number = max((len(line) for line in drawn), default=0), [], 0
+    for n, (line, chunks) in enumerate(zip(drawn, rows, strict=True)):
+        names = ", ".join(str(number + c) for c in range(len(chunks)))
+        text.append(f"segment {n}  {line:<{wide}}  chunk{'s' if len(chunks) > 1 else ''} {names}")
+        number += len(chunks)
+    return "\n".join(text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Elements
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -189,15 +354,28 @@ def _word(x: float, y: float, word: str, *, anchor: str = "start", faint: bool =
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{opacity}>{escape(word)}</text>' if word else ""
 
 
-def _cell(x: float, y: float, word: str, colour: str, *, hatched: bool = False, wide: int = 0) -> Iterator[str]:
+def _cell(
+    x: float, y: float, word: str, colour: str, *, hatched: bool = False, wide: int = 0, shade: float = 0.38,
+    faint: bool = False,
+) -> Iterator[str]:  # fmt: skip
     box = f'x="{x:g}" y="{y:g}" width="{CELL + wide}" height="{CELL}"'
     dashes = ' stroke-dasharray="3 3"' if hatched else ""
-    if colour != "none":
-        yield f'<rect {box} fill="{colour}" fill-opacity="0.38"/>'
+    lines = ' stroke-opacity="0.25"' if faint else ""
+    if colour != "none" and shade:
+        yield f'<rect {box} fill="{colour}" fill-opacity="{shade:.3g}"/>'
     if hatched:
         yield f'<rect {box} fill="url(#@KEY-h)"/>'
-    yield f'<rect {box} fill="none" stroke="currentColor"{dashes}/>'
+    yield f'<rect {box} fill="none" stroke="currentColor"{dashes}{lines}/>'
     yield _word(x + (CELL + wide) / 2, y + CELL / 2 + 5, word, anchor="middle")
+
+
+def _outline(x: float, y: float, wide: float, high: float) -> str:
+    box = f'x="{x:g}" y="{y:g}" width="{wide:g}" height="{high:g}"'
+    return f'<rect {box} fill="none" stroke="currentColor" stroke-width="2.5"/>'
+
+
+def _rule(path: str) -> str:
+    return f'<path d="{path}" stroke="currentColor" stroke-width="2" stroke-dasharray="5 4"/>'
 
 
 def _hatch() -> Iterator[str]:

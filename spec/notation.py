@@ -46,6 +46,40 @@ def entries(*slots: Sequence[Sequence[float]]) -> Array:
     return np.array(slots, np.float32)[:, :, None, :]
 
 
+def vectors(*tokens: float | Sequence[float]) -> Array:
+    """A vector a token, of one head, `[1, T, 1, X]`: keys, queries, values; a number is a vector of length 1; float32.
+
+    >>> vectors([1, 0], [0, 1]).shape, vectors(4, 6, 10).shape
+    ((1, 2, 1, 2), (1, 3, 1, 1))
+    """
+    rows = [np.atleast_1d(np.array(token, np.float32)) for token in tokens]
+    return np.array(rows, np.float32)[None, :, None, :]
+
+
+def one_hot(*drawers: int, size: int = 2) -> Array:
+    """The key or query of a drawer, a token each: 1 at the drawer's number, 0 elsewhere, `[1, T, 1, size]`.
+
+    >>> numbers(one_hot(0, 1, 1))
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    """
+    return np.eye(size, dtype=np.float32)[list(drawers)][None, :, None, :]
+
+
+def heads(*numbers: float) -> Array:
+    """One token that has a number in each of its heads, `[1, 1, heads, 1]`; float32."""
+    return np.array(numbers, np.float32)[None, None, :, None]
+
+
+def states(*rows: Sequence[float] | Sequence[Sequence[float]]) -> Array:
+    """A state a row or slot, of one head, `[N, 1, X, Y]`; a plain list of numbers is a state of one column; float32.
+
+    >>> states([8, 16]).shape, states([[8, 1], [16, 2]], [[0, 0], [5, 7]]).shape
+    ((1, 1, 2, 1), (2, 1, 2, 2))
+    """
+    found = np.array(rows, np.float32)
+    return (found if found.ndim == 3 else found[:, :, None])[:, None]
+
+
 def index(*values: int) -> Array:
     """An int32 vector: offsets, slots, positions or counts."""
     return np.array(values, np.int32)

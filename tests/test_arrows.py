@@ -49,7 +49,7 @@ def imports(path: Path, top_only: bool = False) -> set[str]:
             found |= {alias.name for alias in node.names if alias.name.startswith("statescan")}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-    return {name.removeprefix("statescan.") for name in found}
+    return {name.removeprefix("statescan.") for name in found if name != "statescan"}
 
 
 def under(name: str, prefix: str) -> bool:

@@ -56,25 +56,25 @@ def causal_conv1d(
     if initial_windows is not None:
         raise Unsupported("state.in")  # with ids the function reads one window, for the first segment
     offsets = _offsets(seq_idx) if cu_seqlens is None else cu_seqlens
-    ids = _ids(cu_seqlens, x.shape[1]) if seq_idx is None else seq_idx
+    ids = seq_idx if cu_seqlens is None else _ids(cu_seqlens, x.shape[1])
     y = REFERENCE.causal_conv1d_ref(x.mT, weight, bias, activation=activation, seq_idx=ids)
     # The function of windows has an error for a row of no tokens (see the findings), so the claims keep the two apart.
     empty = bool((offsets.diff() == 0).any())
-    windows = None if empty else VARLEN.causal_conv1d_varlen_states_ref(x[0], offsets, weight.shape[1])
-    return y.mT, windows
+    windows = None if empty else VARLEN.causal_conv1d_varlen_states_ref(x[0], offsets, weight.shape[1]).contiguous()
+    return y.mT.contiguous(), windows
 
 
 def _batch(
     x: Tensor, weight: Tensor, bias: Tensor | None, windows: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
     """Each batch row one segment; the oldest column of a window is left out going in, and 0 coming out."""
-    entering = None if windows is None else windows[..., 1:]
+    before = None if windows is None else windows[..., 1:]
     y, final = REFERENCE.causal_conv1d_ref(
-        x.mT, weight, bias, initial_states=entering, return_final_states=True, activation=activation
+        x.mT, weight, bias, initial_states=before, return_final_states=True, activation=activation
     )
     wide = final.new_zeros(*final.shape[:2], weight.shape[1])
     wide[..., 1:] = final
-    return y.mT, wide
+    return y.mT.contiguous(), wide
 
 
 def _offsets(seq_idx: Tensor) -> Tensor:
@@ -123,29 +123,23 @@ def causal_conv1d_update(
             raise Unsupported(need)
     write = read_slots if write_slots is None else write_slots
     windows = entering(conv_pool, read_slots)
-    y = REFERENCE.causal_conv1d_update_ref(x.mT, windows, weight, bias, activation).mT
+    y = REFERENCE.causal_conv1d_update_ref(x.mT, windows, weight, bias, activation).mT.contiguous()
     store(conv_pool, write, windows)
     y[padding(read_slots, write)] = 0
     return y
 
 
-def _claim() -> None:
-    for operand, types in TYPES.items():
-        packed = adapter.op("causal_conv1d", operand=operand, dtypes=types,
-                            features=["empty_segments", "grad", *PACKED, *RULES, *PROMISES])  # fmt: skip
-        packed(causal_conv1d)
-        windows = adapter.op("causal_conv1d", operand=operand, dtypes=types,
-                             features=["state.out", "window.W-1", "grad", *PACKED, *RULES, *PROMISES])  # fmt: skip
-        windows(causal_conv1d)
-        batch = adapter.op("causal_conv1d", operand=operand, dtypes=types,
-                           features=["batch", "state.in", "state.out", "window.W-1", "grad", *RULES, *PROMISES])
-        batch(causal_conv1d)
-        prefill = adapter.op("causal_conv1d_prefill", operand=operand, dtypes=POOL_TYPES[operand],
-                             features=["packed.cu", "window.W-1", *SLOTS, *RULES, *PROMISES])  # fmt: skip
-        prefill(causal_conv1d_prefill)
-        update = adapter.op("causal_conv1d_update", operand=operand, dtypes=POOL_TYPES[operand],
-                            features=["tokens.many", "window.W", *SLOTS, *RULES, *PROMISES])  # fmt: skip
-        update(causal_conv1d_update)
+CLAIMS = (
+    (causal_conv1d, TYPES, ["empty_segments", "grad", *PACKED]),
+    (causal_conv1d, TYPES, ["state.out", "window.W-1", "grad", *PACKED]),
+    (causal_conv1d, TYPES, ["batch", "state.in", "state.out", "window.W-1", "grad"]),
+    (causal_conv1d_prefill, POOL_TYPES, ["packed.cu", "window.W-1", *SLOTS]),
+    (causal_conv1d_update, POOL_TYPES, ["tokens.many", "window.W", *SLOTS]),
+)
+"""Functions with what they take: a pack without windows, a fresh pack, batch rows; and on pools."""
 
-
-_claim()
+for operand in TYPES:
+    for function, types, features in CLAIMS:
+        adapter.op(function.__name__, operand=operand, dtypes=types[operand], features=[*features, *RULES, *PROMISES])(
+            function
+        )

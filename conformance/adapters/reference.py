@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
+from statescan import __version__
 from statescan.conformance.adapter import Adapter
 from statescan.spec.contract import OPERATIONS
 
-adapter = Adapter("reference", metadata.version("statescan"), source="statescan.reference")
+adapter = Adapter("reference", __version__, source="statescan.reference")
 
 _MODULES = {"packed": "packed", "versions": "packed", "conv": "conv", "gates": "gates", "norms": "norms",
             "delta": "delta", "ssd": "ssd"}  # fmt: skip

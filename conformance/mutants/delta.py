@@ -17,8 +17,10 @@ Each fault is one comparison with its id, at the place where its mechanism sits.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,11 +29,12 @@ import numpy.typing as npt
 from statescan.conformance.mutants.conv import as_if_contiguous
 from statescan.conformance.mutants.gates import L2NORM_FAULTS, pull_unit_rows, round_output, to_bf16, unit_rows
 from statescan.conformance.mutants.packed import lenient_offsets, refusals
+from statescan.reference import delta, delta_grad
 from statescan.reference.arrays import Array, Float64, check_arguments, dtype_name, round_to, widen
 from statescan.reference.delta import check_commit, check_decay
 from statescan.reference.packed import unpack_segments
 from statescan.reference.pools import live_rows
-from statescan.spec.contract import ContractError, ShapeError
+from statescan.spec.contract import OPERATIONS, ContractError, ShapeError
 
 Index = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -40,12 +43,15 @@ Call = dict[str, Any]
 Mark = tuple[int, int]
 """A place where a state may be wanted: row, and number of its tokens that have been taken in."""
 States = dict[Mark, Float64]
+Grads = dict[str, Float64]
 Stream = tuple[Float64, ...]
-"""Per row of the stream: for the delta family q, k `[R, HV, K]`, v `[R, HV, V]`, g `[R, HV, K or 1]`, beta `[R, HV]`."""
+"""Tensors with one row for each row of the stream."""
 
 CHUNK = 4
-NARROW_EVERY = 64
 TILE = 2
+NARROW_EVERY = 64
+FLOOR = -20.0
+SMALLEST_STEP = 2.0**-10
 
 # What every operation on rows of states knows, however it scans.
 POOL_FAULTS: tuple[str, ...] = (
@@ -122,14 +128,38 @@ def build(fault: str | None = None, chunk: int | None = None) -> Mapping[str, Ca
     """The delta family, right or with one fault: token by token, or in chunks of that many rows of the stream."""
     model = DeltaModel(fault, chunk)
     names = ("gated_delta_rule", "gated_delta_product", "kimi_delta_attention")
-    family = {f"{name}{end}": getattr(model, f"{name}{end}")
-              for name in names for end in ("", "_prefill", "_update", "_grad")}  # fmt: skip
+    family = {key: operation for name in names for key, operation in operations(model, name, delta, delta_grad).items()}
     return {**family, "commit_accepted": model.commit_accepted}
 
 
 def build_chunked(fault: str | None = None, chunk: int = CHUNK) -> Mapping[str, Callable[..., Any]]:
     """The same in chunks."""
     return build(fault, chunk)
+
+
+def operations(
+    model: StateModel, name: str, forward: ModuleType, backward: ModuleType
+) -> dict[str, Callable[..., Any]]:
+    """The three ways to call operation `name` and its gradient, with the signatures of the reference's modules."""
+    return {
+        name: _like(getattr(forward, name), partial(model.run_packed, name)),
+        f"{name}_prefill": _like(getattr(forward, f"{name}_prefill"), partial(model.run_prefill, f"{name}_prefill")),
+        f"{name}_update": _like(getattr(forward, f"{name}_update"), partial(model.run_update, f"{name}_update")),
+        f"{name}_grad": _like(getattr(backward, f"{name}_grad"), partial(model.run_grad, name)),
+    }
+
+
+def _like(function: Callable[..., Any], run: Callable[[Call], Any]) -> Callable[..., Any]:
+    """`run` on the arguments by name, behind the signature of `function`."""
+    signature = inspect.signature(function)
+
+    def operation(*given: Any, **named: Any) -> Any:
+        bound = signature.bind(*given, **named)
+        bound.apply_defaults()
+        return run(dict(bound.arguments))
+
+    operation.__signature__ = signature  # type: ignore[attr-defined]
+    return operation
 
 
 class Launch(NamedTuple):
@@ -162,7 +192,13 @@ class Chunk(NamedTuple):
     start: int
     end: int
     first: bool  # of its row
-    partial: bool  # fewer rows than the others of its row
+
+
+class Entry(NamedTuple):
+    """How a chunk's entering state decays: in a right model by the chunk's own rows and nothing else."""
+
+    undecayed: bool
+    origin: Float64  # [heads, 1 or K], a log-decay that is added
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -195,17 +231,33 @@ class StateModel:
         raise NotImplementedError
 
     def _solve(
-        self, part: Stream, state: Float64, first: bool, before: Float64, marks: Sequence[int]
-    ) -> tuple[Float64, list[Float64]]:
-        """Outputs of one chunk, and the states after `marks` of its rows.
-
-        `before` is the log-decay of the whole pack up to the chunk, for the fault that measures from there.
-        """
+        self, part: Stream, state: Float64, before: Entry, marks: Sequence[int]
+    ) -> tuple[Float64, list[Float64], Float64]:
+        """Outputs of one chunk, the states after `marks` of its rows, and the state after all of them."""
         raise NotImplementedError
 
     def _log_decay(self, stream: Stream) -> Float64:
         """The log-decay of every row of the stream, `[R, heads, 1 or K]`."""
         raise NotImplementedError
+
+    def shift_decay(self, g: Float64, launch: Launch) -> Float64:
+        """The log-decay of every token, `[T, heads, ...]`: as it is, but for faults."""
+        if self.fault == "decay-of-previous-token":
+            return g[np.maximum(np.arange(len(g)) - 1, 0)]
+        if self.fault == "decay-of-first-token-skipped":
+            g = g.copy()
+            g[launch.starts[launch.ends > launch.starts]] = 0.0
+        if self.fault == "neighbours-decay" and g.shape[1] > 1:
+            g = g.copy()
+            g[:, -1] = g[:, -2]
+        return np.maximum(g, FLOOR) if self.fault == "decay-floored" else g
+
+    def _faded(self, stream: Stream, launch: Launch, copies: int) -> Stream:
+        """The stream with padding multiplied by 0 where a fault runs over it so."""
+        if not launch.faded.any():
+            return stream
+        kept = np.repeat(~launch.faded, copies).astype(np.float64)
+        return tuple(part * kept.reshape(-1, *[1] * (part.ndim - 1)) for part in stream)
 
     def _finish(self, call: Call, outputs: Float64) -> Float64:
         """Outputs of the tokens from those of the scan."""
@@ -218,9 +270,9 @@ class StateModel:
     # The three ways to call
     # -----------------------------------------------------------------------------------------------------------------
 
-    def run_packed(self, name: str, tensors: Call, settings: Call, output_final_state: bool) -> tuple[Array, Any]:
+    def run_packed(self, name: str, call: Call) -> tuple[Array, Array | None]:
         """Outputs of a pack, and the final states if asked for."""
-        call = self._accept(name, tensors, settings)
+        call = self._accept(name, call)
         launch = self._pack(call, None)
         count = launch.starts.size - self._tail_rows(call)
         lengths = (launch.ends - launch.starts).tolist()
@@ -231,11 +283,11 @@ class StateModel:
         self.last = final[-1] if count else self.last
         given = call["initial_state"]
         kind = gate_kind(call[self.valued]) if given is None else dtype_name(given)
-        return self._deliver(call, launch, outputs), self._rounded(final, kind) if output_final_state else None
+        return self._deliver(call, launch, outputs), self._rounded(final, kind) if call["output_final_state"] else None
 
-    def run_prefill(self, name: str, tensors: Call, settings: Call) -> Array:
+    def run_prefill(self, name: str, call: Call) -> Array:
         """Outputs of a pack whose rows resume from, and store to, slots."""
-        call = self._accept(name, tensors, settings)
+        call = self._accept(name, call)
         rows = self._rows(call)
         launch = self._pack(call, rows)
         snapshots = self._snapshots(call, launch, rows)
@@ -248,9 +300,9 @@ class StateModel:
             self._put(self._view(call, "snapshot_states"), [((i,), mark) for i, mark in snapshots.items()], states)
         return self._deliver(call, launch, outputs)
 
-    def run_update(self, name: str, tensors: Call, settings: Call) -> Array:
+    def run_update(self, name: str, call: Call) -> Array:
         """Outputs of J tokens a row, from and to slots."""
-        call = self._accept(name, tensors, settings)
+        call = self._accept(name, call)
         shape = call[self.leading].shape
         if self.fault == "rows-read-as-tokens-of-one" and shape[0] > 1:
             call = self._as_one_row(call)
@@ -272,16 +324,23 @@ class StateModel:
     # Arguments
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _accept(self, name: str, tensors: Call, settings: Call) -> Call:
+    def run_grad(self, name: str, call: Call) -> Grads:
+        """Gradients of every float input given."""
+        raise NotImplementedError
+
+    def _accept(self, name: str, call: Call) -> Call:
         """The arguments as the kernel gets them, once the rules are kept."""
-        call = _LENIENT.get(self.fault or "", _same)({**tensors, **settings})
+        call = _LENIENT.get(self.fault or "", _same)(call)
         steps = call[self.leading].shape[1] if call[self.leading].ndim > 1 else 0
         if call.get("cu_seqlens") is not None:
             call = {**call, "cu_seqlens": lenient_offsets(self.fault, call["cu_seqlens"], steps)}
         shown = self._shown(call)
         with refusals(self.fault):
             try:
-                check_arguments(name, {key: shown[key] for key in tensors}, {key: shown[key] for key in settings})
+                check_arguments(name, *(
+                    {argument.name: shown[argument.name] for argument in arguments}
+                    for arguments in (OPERATIONS[name].tensors, OPERATIONS[name].settings)
+                ))  # fmt: skip
                 self._check(call)
             except ContractError:
                 if self.fault == "writes-before-refusing":
@@ -380,17 +439,16 @@ class StateModel:
         """Rows that reach further than they should, by fault."""
         tokens, end = len(launch.written), int(launch.ends.max(initial=0))
         alone = np.flatnonzero(launch.live)
-        if self.fault == "last-row-owns-the-tail" and call.get("state_pool") is not None and len(alone):
-            if launch.ends[alone[-1]] == launch.ends[-1]:  # nothing but padding rows behind it
-                row = np.arange(len(launch.ends))
-                starts = np.where(row > alone[-1], tokens, launch.starts)
-                ends = np.where(row >= alone[-1], tokens, launch.ends)
-                return launch._replace(starts=starts, ends=ends, written=_covered(starts, ends, launch.live, tokens))
-        if self.fault == "nan-row-reaches-state" and len(alone) and call["cu_seqlens"] is not None:
-            if alone[-1] == len(launch.ends) - 1:
-                ends = launch.ends.copy()
-                ends[-1] = tokens
-                return launch._replace(ends=ends, faded=np.arange(tokens) >= end)
+        behind = len(alone) > 0 and launch.ends[alone[-1]] == end  # nothing but padding rows behind the last live one
+        if self.fault == "last-row-owns-the-tail" and call.get("state_pool") is not None and behind:
+            row = np.arange(len(launch.ends))
+            starts = np.where(row > alone[-1], tokens, launch.starts)
+            ends = np.where(row >= alone[-1], tokens, launch.ends)
+            return launch._replace(starts=starts, ends=ends, written=_covered(starts, ends, launch.live, tokens))
+        if self.fault == "nan-row-reaches-state" and behind and call["cu_seqlens"] is not None:
+            ends = launch.ends.copy()
+            ends[alone[-1]] = tokens
+            return launch._replace(ends=ends, faded=np.arange(tokens) >= end)
         if self._tail_rows(call):
             more = np.zeros((1, *launch.entering.shape[1:]))
             launch = launch._replace(
@@ -546,7 +604,8 @@ class StateModel:
             length, slot = int(lengths[n]), int(rows.write[n])
             if self.fault == "state-intermediates-by-row":
                 slot = min(n, len(buffer) - 1)
-            for j in range(buffer.shape[1] if self.fault == "state-all-entries-written" else length):
+            entries = buffer.shape[1] if self.fault == "state-all-entries-written" else min(length, buffer.shape[1])
+            for j in range(entries):
                 count = min(j + 1, length) - (self.fault == "state-intermediates-one-late")
                 plan.append(((slot, j), (n, count)))
         return plan
@@ -615,37 +674,34 @@ class StateModel:
         for n in np.flatnonzero(launch.live).tolist():
             start, length = int(launch.starts[n]) * copies, int(launch.ends[n] - launch.starts[n])
             state = self._first(launch, n, carried)
-            for count in range(length + 1):
-                if count:
-                    rows = range(start + (count - 1) * copies, start + count * copies)
-                    before, state = state, self._token(stream, rows, state, outputs)
-                    state = self._narrowed(state, count)
+            if (n, 0) in wanted:
+                states[n, 0] = state
+            for count in range(1, length + 1):
+                rows, before = range(start + (count - 1) * copies, start + count * copies), state
+                state = self._narrowed(self._token(stream, rows, before, outputs, count == 1), count)
                 if (n, count) in wanted:
-                    early = self.fault == "final-state-before-last-write" and count == length and count > 0
+                    early = self.fault == "final-state-before-last-write" and count == length
                     states[n, count] = self._unwritten(stream, rows, before) if early else state
             carried = state
         return outputs, states
 
-    def _token(self, stream: Stream, rows: range, state: Float64, outputs: Float64) -> Float64:
+    def _token(self, stream: Stream, rows: range, state: Float64, outputs: Float64, first: bool) -> Float64:
         """The state after one token; its copies' outputs are put in place."""
         for i in rows:
-            if self.fault == "state-looks-ahead" and i > 0:
-                _, after = self._step(tuple(part[i] for part in stream), state)
-                outputs[i - 1] = self._read(tuple(part[i - 1] for part in stream), after)
-            outputs[i], state = self._step(tuple(part[i] for part in stream), state)
+            outputs[i], state = self._step(_row(stream, i), state)
+            if self.fault == "state-looks-ahead" and not (first and i == rows[0]):
+                outputs[i - 1] = self._read(_row(stream, i - 1), state)
         return state
+
+    def _unwritten(self, stream: Stream, rows: range, state: Float64) -> Float64:
+        """The state of a token before its last write."""
+        for i in rows[:-1]:
+            _, state = self._step(_row(stream, i), state)
+        return self._decayed(_row(stream, rows[-1]), state)
 
     def _read(self, row: Stream, state: Float64) -> Float64:
         """What a row of the stream reads from a state."""
         raise NotImplementedError
-
-    def _unwritten(self, stream: Stream, rows: range, state: Float64) -> Float64:
-        """The state of a token before its last write."""
-        for i in rows:
-            written, state = state, self._decayed(tuple(part[i] for part in stream), state)
-            if i < rows[-1]:
-                _, state = self._step(tuple(part[i] for part in stream), written)
-        return state
 
     def _decayed(self, row: Stream, state: Float64) -> Float64:
         """A state after the decay of a row of the stream."""
@@ -680,27 +736,22 @@ class StateModel:
         self, stream: Stream, launch: Launch, copies: int, wanted: set[Mark]
     ) -> tuple[Float64, States]:
         """Every chunk of the table; a row's state passes from one of its chunks to the next."""
-        outputs, states = self._blank(stream), {}
-        state: Float64 | None = None
-        log_decay = np.nan_to_num(self._log_decay(stream))
+        outputs, states, state = self._blank(stream), {}, None
         for chunk in self._table(launch, copies):
-            n = chunk.row
             entered = self._enter_chunk(launch, chunk, state)
             marks = self._marks(launch, chunk, copies, wanted)
-            part = tuple(piece[chunk.start : chunk.end] for piece in stream)
-            before = log_decay[: chunk.start].sum(axis=0)
-            places = [at for _, at in marks]
-            size = chunk.end - chunk.start
-            o, after = self._solve(part, entered, chunk.first, before, [*places, size]) if size else (None, [entered])
-            if o is not None:
-                outputs[chunk.start : chunk.end] = o
-            after = self._faulty_after(launch, chunk, copies, part, outputs, after)
-            for (mark, at), found in zip(marks, [*after[:-1]] if size else [entered] * len(marks), strict=True):
-                inside = launch.packed and at < size and mark[1] < launch.ends[n] - launch.starts[n]
-                rounded_down = self.fault == "snapshot-rounded-to-the-chunk-grid" and inside
-                states[mark] = entered if rounded_down else found
-            state = after[-1]
-            self._end_of_row(launch, n, wanted, states, state)
+            inner, state = [entered] * len(marks), entered
+            if chunk.end > chunk.start:
+                part = tuple(piece[chunk.start : chunk.end] for piece in stream)
+                before = self._before(stream, launch, chunk)
+                solved, inner, state = self._solve(part, entered, before, [at for _, at in marks])
+                solved, state = self._at_the_edge(launch, chunk, part, solved, state)
+                outputs[chunk.start : chunk.end] = solved
+            grid = self.fault == "snapshot-rounded-to-the-chunk-grid" and launch.packed
+            states.update({mark: entered if grid else found for (mark, _), found in zip(marks, inner, strict=True)})
+            last = (chunk.row, int(launch.ends[chunk.row] - launch.starts[chunk.row]))
+            if last in wanted:  # a later chunk of the row writes it again
+                states[last] = state
         return outputs, states
 
     def _table(self, launch: Launch, copies: int) -> Iterator[Chunk]:
@@ -718,7 +769,7 @@ class StateModel:
                 low, high = start + c * self.chunk, min(start + (c + 1) * self.chunk, end)
                 if self.fault == "chunk-edge-token-twice" and c > 0:
                     low -= copies
-                yield Chunk(n, low, high, c == 0, high - low < self.chunk)
+                yield Chunk(n, low, high, c == 0)
 
     def _faulty_count(self, count: int, rows: int) -> int:
         assert self.chunk is not None
@@ -735,7 +786,7 @@ class StateModel:
         for low in range(0, end, self.chunk):
             n = self._row_of(launch, low // copies)
             if n >= 0 and launch.live[n]:
-                yield Chunk(n, low, min(low + self.chunk, end), n != last, False)
+                yield Chunk(n, low, min(low + self.chunk, end), n != last)
             last = n
 
     def _enter_chunk(self, launch: Launch, chunk: Chunk, state: Float64 | None) -> Float64:
@@ -745,43 +796,42 @@ class StateModel:
         if self.fault == "chunk-state-in-bf16":
             return to_bf16(state)
         if self.fault == "entering-state-at-every-chunk":
-            return state + launch.entering[chunk.row]
+            return np.asarray(state + launch.entering[chunk.row])
         return state
 
     def _marks(self, launch: Launch, chunk: Chunk, copies: int, wanted: set[Mark]) -> list[tuple[Mark, int]]:
-        """The wanted marks that a chunk reaches, and how many of its rows are behind each."""
-        found = []
+        """The wanted marks before the end of a chunk's row, and how many rows of the chunk are behind each."""
+        found, length = [], int(launch.ends[chunk.row] - launch.starts[chunk.row])
         for mark in wanted:
             at = (int(launch.starts[chunk.row]) + mark[1]) * copies - chunk.start
-            if mark[0] == chunk.row and (0 < at <= chunk.end - chunk.start or (mark[1] == 0 and chunk.first)):
+            reached = 0 < at <= chunk.end - chunk.start or (mark[1] == 0 and chunk.first)
+            if mark[0] == chunk.row and mark[1] < length and reached:
                 found.append((mark, max(at, 0)))
         return found
 
-    def _faulty_after(
-        self, launch: Launch, chunk: Chunk, copies: int, part: Stream, outputs: Float64, after: list[Float64]
-    ) -> list[Float64]:
-        """What becomes of a chunk's outputs and states at the edges, by fault."""
+    def _before(self, stream: Stream, launch: Launch, chunk: Chunk) -> Entry:
+        """What the decays of a chunk are measured from: its own start."""
+        undecayed = self.fault == "entering-state-not-decayed" and chunk.first
+        origin = np.zeros((1, 1))
+        if self.fault == "decay-measured-from-the-pack" and chunk.first and launch.packed:
+            origin = np.nan_to_num(self._log_decay(stream)[: chunk.start]).sum(axis=0)
+        return Entry(undecayed, origin)
+
+    def _at_the_edge(
+        self, launch: Launch, chunk: Chunk, part: Stream, outputs: Float64, state: Float64
+    ) -> tuple[Float64, Float64]:
+        """What becomes of a chunk's outputs and last state where it has fewer rows than the others, by fault."""
         assert self.chunk is not None
-        size, length = chunk.end - chunk.start, int(launch.ends[chunk.row] - launch.starts[chunk.row])
-        if not launch.packed or not size:
-            return after
-        if self.fault == "one-token-row-in-chunks-nan" and length == 1:
-            outputs[chunk.start : chunk.end] = np.nan
-            return [np.full(state.shape, np.nan) for state in after]
-        if self.fault == "padded-chunk-rows-decay-the-state" and chunk.partial:
-            decay = np.exp(self._log_decay(part)[-1] * (self.chunk - size))[..., None]
-            places = len(after)
-            return [state * decay if i >= places - 1 else state for i, state in enumerate(after)]
-        return after
+        size = chunk.end - chunk.start
+        alone = launch.ends[chunk.row] - launch.starts[chunk.row] == 1
+        if self.fault == "one-token-row-in-chunks-nan" and launch.packed and alone:
+            return np.full(outputs.shape, np.nan), np.full(state.shape, np.nan)
+        if self.fault == "padded-chunk-rows-decay-the-state" and launch.packed:
+            padding = self._log_decay(part)[-1] * (self.chunk - size)
+            return outputs, np.asarray(state * np.exp(padding)[..., None])
+        return outputs, state
 
-    def _end_of_row(self, launch: Launch, n: int, wanted: set[Mark], states: States, state: Float64) -> None:
-        """The last chunk of a row leaves its final state, whether it reached the row's end or not."""
-        mark = (n, int(launch.ends[n] - launch.starts[n]))
-        kept = ("last-partial-chunk-dropped", "chunk-grid-not-restarted", "padded-chunk-rows-decay-the-state")
-        if mark in wanted and self.fault in kept:
-            states[mark] = state
-
-    def _decays(self, g: Float64, first: bool, before: Float64) -> tuple[Float64, Float64]:
+    def _decays(self, g: Float64, before: Entry) -> tuple[Float64, Float64]:
         """Decay from row j to row i `[heads, L, L, X]`, and from the chunk's start to row i `[heads, L, X]`.
 
         g `[heads, L, X]` is the log-decay of every row.
@@ -792,12 +842,8 @@ class StateModel:
             if i:
                 between[:, i, :i] = between[:, i - 1, :i] * factor[:, i, None]
             between[:, i, i] = 1.0
-        entry = np.cumprod(factor, axis=1)
-        if self.fault == "entering-state-not-decayed" and first:
-            entry = np.ones(entry.shape)
-        if self.fault == "decay-measured-from-the-pack":
-            entry = np.exp(before)[:, None] * entry
-        return self._faulty_between(g, between), entry
+        entry = np.ones(g.shape) if before.undecayed else np.cumprod(factor, axis=1)
+        return self._faulty_between(g, between), np.asarray(np.exp(before.origin)[:, None] * entry)
 
     def _faulty_between(self, g: Float64, between: Float64) -> Float64:
         """The decays between rows from one long sum, by fault: c_i - c_j, or its two exponentials apart."""
@@ -844,12 +890,11 @@ class StateModel:
             rows = range(int(launch.starts[n]) * copies, int(launch.ends[n]) * copies)
             states = [launch.entering[n]]
             for i in rows:
-                states.append(self._step(tuple(part[i] for part in stream), states[-1])[1])
+                states.append(self._step(_row(stream, i), states[-1])[1])
             grad = grad_last[n] + (later if self.fault == "state-gradient-crosses-boundary" else 0.0)
             for i in reversed(rows):
-                row = tuple(part[i] for part in stream)
                 before, after = states[i - rows.start], states[i - rows.start + 1]
-                pulled, grad = self._pull_step(row, before, after, grad_outputs[i], grad)
+                pulled, grad = self._pull_step(_row(stream, i), before, after, grad_outputs[i], grad)
                 for total, one in zip(grads, pulled, strict=True):
                     total[i] = one
             entering[n] = later = grad
@@ -901,6 +946,10 @@ def gate_kind(values: Array) -> str:
     return "f64" if values.dtype == np.float64 else "f32"
 
 
+def _row(stream: Stream, i: int) -> Stream:
+    return tuple(part[i] for part in stream)
+
+
 def _covered(starts: Index, ends: Index, live: Mask, tokens: int) -> Mask:
     """The tokens that live rows own."""
     place = np.arange(tokens)[:, None]
@@ -918,6 +967,312 @@ def _real_end(largest: Float64, start: int, end: int) -> int:
     while end > start and largest[end - 1] == 0:
         end -= 1
     return int(end)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The delta family
+# ---------------------------------------------------------------------------------------------------------------------
+
+TOKENS = ("q", "k", "v", "g", "beta")
+L2NORM_EPS = 1e-6
+
+
+class DeltaModel(StateModel):
+    """The gated delta rule and its siblings with at most one fault."""
+
+    leading, valued = "q", "v"
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Arguments
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _accept(self, name: str, call: Call) -> Call:
+        pool, q, v = call.get("state_pool"), call["q"], call["v"]
+        if self.fault == "layout-inferred-from-sizes" and pool is not None and q.ndim == v.ndim == 4:
+            call = {**call, "state_layout": "KV" if pool.shape[-2:] == (q.shape[3], v.shape[3]) else "VK"}
+        return super()._accept(name, call)
+
+    def _shown(self, call: Call) -> Call:
+        q, v = call["q"], call["v"]
+        if self.fault == "heads-that-do-not-divide-accepted" and q.ndim == v.ndim == 4 and 0 < q.shape[2] < v.shape[2]:
+            return {**call, "q": q[:, :, :1], "k": call["k"][:, :, :1]}
+        return super()._shown(call)
+
+    def _check(self, call: Call) -> None:
+        """Every log-decay that reaches something lies in its domain."""
+        if self.fault == "gate-domain-not-checked":
+            return
+        shape = call["q"].shape
+        if "state_pool" not in call:
+            live = unpack_segments(shape, None, call["cu_seqlens"], call["initial_state"])
+        elif "cu_seqlens" in call:
+            bounds = call["cu_seqlens"].tolist()
+            live = [(0, slice(bounds[n], bounds[n + 1])) for n in live_rows(call["read_slots"], call["write_slots"])]
+        else:
+            counts = [shape[1]] * shape[0] if call["num_tokens"] is None else call["num_tokens"].tolist()
+            live = [(n, slice(0, counts[n])) for n in live_rows(call["read_slots"], call["write_slots"])]
+        check_decay(call["g"], live)
+
+    def _turned(self, states: Array, call: Call) -> Array:
+        if call.get("state_layout", "KV") == "KV":
+            return states
+        if self.fault == "layout-word-ignored" and states.flags.c_contiguous:
+            return states.reshape(*states.shape[:-2], states.shape[-1], states.shape[-2])
+        return states.swapaxes(-1, -2)
+
+    def _state_shape(self, call: Call) -> tuple[int, ...]:
+        return call["v"].shape[2], call["k"].shape[3], call["v"].shape[3]
+
+    def _token_names(self, call: Call) -> list[str]:
+        return list(TOKENS)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # The stream
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _stream(self, call: Call, launch: Launch) -> Stream:
+        """q, k, v, g, beta per value head, M rows a token: the gate on the first, the query on the last."""
+        copies = call.get("num_householder", 1)
+        q, k, v, beta = (self._flat(call[name]) for name in ("q", "k", "v", "beta"))
+        if call["use_qk_l2norm"]:
+            q, k = unit_rows(q, L2NORM_EPS, self.fault), unit_rows(k, L2NORM_EPS, self.fault)
+        k, v, beta = (self._in_order(part, call) for part in (k, v, beta))
+        heads, gates = self._heads(call), self._gates(call, launch)
+        if self.fault == "one-beta-for-all-copies":
+            beta = np.repeat(beta[::copies], copies, axis=0)
+        if self.fault == "gate-of-key-head":
+            gates, beta = gates[:, heads], beta[:, heads]
+        if self.fault == "gate-lanes-past-k-read":
+            v = v + np.repeat(_lanes_past(gates), copies, axis=0)[:, :, None]
+        queries, decays = np.zeros((len(k), len(heads), k.shape[2])), np.zeros((len(k), *gates.shape[1:]))
+        read = 0 if self.fault == "read-after-first-copy" else copies - 1
+        queries[read::copies] = (q * self._scale(call))[:, heads]
+        decays[copies - 1 if self.fault == "decay-at-last-copy" else 0 :: copies] = gates
+        if self.fault == "decay-at-every-copy":
+            decays = np.repeat(gates, copies, axis=0)
+        return self._faded((queries, np.ascontiguousarray(k[:, heads]), v, decays, beta), launch, copies)
+
+    def _in_order(self, part: Float64, call: Call) -> Float64:
+        """The rows of a tensor that has M a token, copy after copy, token after token."""
+        copies, (rows, steps) = call.get("num_householder", 1), call["q"].shape[:2]
+        if self.fault == "copies-descend":
+            return part.reshape(rows * steps, copies, *part.shape[1:])[:, ::-1].reshape(part.shape)
+        if self.fault == "copies-laid-out-first":
+            return part.reshape(rows, copies, steps, *part.shape[1:]).swapaxes(1, 2).reshape(part.shape)
+        return part
+
+    def _heads(self, call: Call) -> list[int]:
+        """The query and key head of each value head: neighbours share one."""
+        heads, values = call["q"].shape[2], call["v"].shape[2]
+        if self.fault == "heads-tiled":
+            return [head % heads for head in range(values)]
+        return [min(head // max(values // heads, 1), heads - 1) for head in range(values)]
+
+    def _scale(self, call: Call) -> float:
+        """The factor on q."""
+        channels = call["v" if self.fault == "scale-of-value-dim" else "q"].shape[3]
+        scale = float(1.0 / np.sqrt(np.float64(channels))) if call["scale"] is None else float(call["scale"])
+        return {"scale-ignored": 1.0, "scale-twice": scale * scale}.get(self.fault or "", scale)
+
+    def _gates(self, call: Call, launch: Launch) -> Float64:
+        """The log-decay of every token, `[T, HV, 1 or K]`."""
+        g = self._flat(call["g"])
+        g = self.shift_decay(g if g.ndim == 3 else g[:, :, None], launch)
+        if self.fault == "one-copy-skips-decay" and call.get("num_householder") == 1:
+            return np.zeros(g.shape)
+        if self.fault == "decay-of-channel-zero":
+            return np.broadcast_to(g[:, :, :1], g.shape)
+        if self.fault == "equal-channels-summed":
+            return np.broadcast_to(g.sum(axis=2, keepdims=True), g.shape)
+        return np.minimum(g, -SMALLEST_STEP) if self.fault == "gate-kept-below-zero" else g
+
+    def _log_decay(self, stream: Stream) -> Float64:
+        return stream[3]
+
+    def _blank(self, stream: Stream) -> Float64:
+        return np.zeros(stream[2].shape)
+
+    def _finish(self, call: Call, outputs: Float64) -> Float64:
+        q, scale = call["q"], self._scale(call)
+        if self.fault == "q-scaled-in-place" and q.flags.writeable:
+            q[...] = round_to(widen(q) * scale, dtype_name(q))
+        return outputs
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # One row of the stream
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _decayed(self, row: Stream, state: Float64) -> Float64:
+        factor = np.exp(row[3])  # [HV, 1 or K]
+        if self.fault == "decay-on-value-columns" and factor.shape[1] > 1:
+            return np.asarray(state * factor[:, None, np.arange(state.shape[2]) % factor.shape[1]])
+        return np.asarray(factor[:, :, None] * state)
+
+    def _step(self, row: Stream, state: Float64) -> tuple[Float64, Float64]:
+        q, k, v, _, beta = row
+        decayed, late = self._decayed(row, state), self.fault == "decay-after-write"
+        seen = state if late or self.fault == "correction-sees-undecayed-state" else decayed
+        known = np.zeros(v.shape) if self.fault == "correction-left-out" else self._dot(k, seen)
+        write = beta[:, None] * (v - known)
+        if self.fault == "beta-on-value-only":
+            write = beta[:, None] * v - known
+        key = beta[:, None] * k if self.fault == "beta-on-key-twice" else k
+        after = (state if late else decayed) + key[:, :, None] * write[:, None, :]
+        after = self._decayed(row, after) if late else after
+        o = self._dot(q, decayed if self.fault == "read-before-write" else after)
+        if self.fault == "values-past-k-left-out":
+            keys = k.shape[1]
+            o[:, keys:], after[:, :, keys:] = 0.0, state[:, :, keys:]
+        return o, after
+
+    def _read(self, row: Stream, state: Float64) -> Float64:
+        return self._dot(row[0], state)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # One chunk
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _solve(
+        self, part: Stream, state: Float64, before: Entry, marks: Sequence[int]
+    ) -> tuple[Float64, list[Float64], Float64]:
+        q, k, v, g, beta = (np.ascontiguousarray(piece.swapaxes(0, 1)) for piece in part)  # [HV, L, ...]
+        between, entry = self._decays(g, before)
+        size = k.shape[1]
+        system = beta[:, :, None] * _scores(k, between, k) * np.tri(size, k=-1)
+        u = self._substitute(system, beta[:, :, None] * (v - (entry * k) @ state))
+        seen = (self._entry_for_outputs(g, entry) * q) @ self._state_for_outputs(state)
+        o = seen + (_scores(q, between, k) * self._output_mask(size)) @ u
+
+        def after(rows: int) -> Float64:
+            if rows == 0:
+                return state
+            left = between[:, rows - 1, :rows] * k[:, :rows]
+            return np.asarray(entry[:, rows - 1, :, None] * state + left.swapaxes(1, 2) @ u[:, :rows])
+
+        return o.swapaxes(0, 1), [after(rows) for rows in marks], after(size)
+
+    def _substitute(self, system: Float64, right: Float64) -> Float64:
+        """u with u + system u = right, system `[HV, L, L]` strictly lower triangular."""
+        if self.fault == "solve-cut-to-one-step":
+            return np.asarray(right - system @ right)
+        u = np.zeros(right.shape)
+        for i in range(right.shape[1]):
+            u[:, i] = right[:, i] - (system[:, i, None, :i] @ u[:, :i])[:, 0]
+        return u
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Gradients
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def run_grad(self, name: str, call: Call) -> Grads:
+        cotangents, call = call["cotangents"], self._accept(name, call)
+        launch, _ = self._pull_launch(call)
+        copies = call.get("num_householder", 1)
+        with np.errstate(all="ignore"):
+            stream = self._stream(call, launch)
+            above = np.zeros(stream[2].shape)
+            if "o" in cotangents:
+                above[copies - 1 :: copies] = np.where(launch.written[:, None, None], self._flat(cotangents["o"]), 0.0)
+            grads, entering = self._pull(stream, launch, copies, above, self._grad_last(cotangents, launch))
+            found = self._fold(call, launch, stream, grads)
+        shaped = {key: grad.reshape(call[key].shape) for key, grad in found.items()}
+        given = call["initial_state"]
+        return shaped if given is None else {**shaped, "initial_state": entering[: len(given)]}
+
+    def _pull_step(
+        self, row: Stream, before: Float64, after: Float64, grad_output: Float64, grad_state: Float64
+    ) -> tuple[Stream, Float64]:
+        q, k, v, g, beta = row
+        decayed = self._decayed(row, before)
+        rest = v - self._dot(k, decayed)
+        grad_q = (after @ grad_output[:, :, None])[:, :, 0]
+        grad_state = grad_state + q[:, :, None] * grad_output[:, None, :]
+        grad_written = self._dot(k, grad_state)
+        through = v if self.fault == "beta-gradient-through-write-only" else rest
+        grad_beta = (through * grad_written).sum(axis=1)
+        grad_v = beta[:, None] * grad_written
+        grad_k = (grad_state @ (beta[:, None] * rest)[:, :, None] - decayed @ grad_v[:, :, None])[:, :, 0]
+        grad_state = grad_state - k[:, :, None] * grad_v[:, None, :]
+        grad_g = (grad_state * decayed).sum(axis=2)
+        grad_g = grad_g if g.shape[1] == grad_g.shape[1] else grad_g.sum(axis=1, keepdims=True)
+        factor = np.exp(g[:1] if self.fault == "gate-gradient-of-head-zero" else g)
+        return (grad_q, grad_k, grad_v, grad_g, grad_beta), factor[:, :, None] * grad_state
+
+    def _fold(self, call: Call, launch: Launch, stream: Stream, grads: Sequence[Float64]) -> Grads:
+        """Cotangents of the inputs from those of the stream; rows of no segment get 0."""
+        copies = call.get("num_householder", 1)
+        q, k, v, g, beta = grads
+        queries = self._fold_heads(q[copies - 1 :: copies], call) * self._scale(call)
+        keys = self._fold_heads(k, call)
+        if call["use_qk_l2norm"]:
+            queries = pull_unit_rows(queries, self._flat(call["q"]), L2NORM_EPS, self.fault)
+            keys = pull_unit_rows(keys, self._flat(call["k"]), L2NORM_EPS, self.fault)
+        g = self._nan_where_masked(stream[3], g, launch, copies)[::copies]
+        g = np.zeros(g.shape) if self.fault == "gate-gradient-missing" else g
+        owned = _covered(launch.starts, launch.ends, launch.live, len(launch.written))[:, None, None]
+        wide = np.repeat(owned, copies, axis=0)
+        return {"q": np.where(owned, queries, 0.0), "k": np.where(wide, keys, 0.0), "v": v, "g": g, "beta": beta}
+
+    def _fold_heads(self, terms: Float64, call: Call) -> Float64:
+        """Cotangents per value head added up to the heads they came from."""
+        folded = np.zeros((len(terms), call["q"].shape[2], terms.shape[2]))
+        for value_head, head in enumerate(self._heads(call)):
+            folded[:, head] += terms[:, value_head]
+        return folded
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Rollback
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def commit_accepted(
+        self, pools: Sequence[Array], intermediates: Sequence[Array], slots: Array, num_accepted: Array, *,
+        check: bool | None = None,
+    ) -> None:  # fmt: skip
+        """Copy entry num_accepted[n] of each slot's intermediates into its pool."""
+        sound = len(pools) == len(intermediates) and slots.shape == num_accepted.shape
+        if self.fault == "accepted-count-unbounded" and sound and pools:
+            num_accepted = np.minimum(num_accepted, intermediates[0].shape[1] - 1)
+        if self.fault == "slot-index-wraps" and sound and pools:
+            slots = np.where(slots >= 0, slots % len(pools[0]), slots)
+        with refusals(self.fault):
+            try:
+                check_commit(pools, intermediates, slots, num_accepted)
+            except ContractError:
+                if self.fault == "writes-before-refusing" and pools and slots.dtype.kind in "iu":
+                    pools[0][[slot for slot in slots.ravel().tolist() if 0 <= slot < len(pools[0])]] = 0
+                raise
+        if self.fault == "state-only-minus-one-is-padding" and pools:
+            slots = np.where(slots < -1, slots % len(pools[0]), slots)
+        if self.fault == "state-negative-slot-clamped":
+            slots = np.maximum(slots, 0)
+        if self.fault != "commit-takes-the-live-state":
+            self._commit(pools, intermediates, slots, num_accepted)
+
+    def _commit(
+        self, pools: Sequence[Array], intermediates: Sequence[Array], slots: Array, num_accepted: Array
+    ) -> None:
+        rows = np.flatnonzero((slots >= 0) & (num_accepted >= 0))
+        for pool, entries in zip(pools, intermediates, strict=True):
+            if self.fault == "rollback-state-only" and pool.ndim == 3:  # a window
+                continue
+            source = np.minimum(rows, len(entries) - 1) if self.fault == "commit-by-row" else slots[rows]
+            pool[slots[rows]] = entries[source, num_accepted[rows]]
+
+
+def _scores(a: Float64, between: Float64, b: Float64) -> Float64:
+    """a_i . D_ij b_j for every pair of rows, `[HV, L, L]`."""
+    if between.shape[3] == 1:
+        return np.asarray((a @ b.swapaxes(1, 2)) * between[..., 0])
+    return np.asarray(np.einsum("hik,hijk,hjk->hij", a, between, b))
+
+
+def _lanes_past(g: Float64) -> Float64:
+    """0 times the exponential of what lies behind each head's K gates, up to a power of two: NaN where that is one."""
+    tokens, heads, keys = g.shape
+    lanes = (1 << max(keys - 1, 0).bit_length()) - keys
+    behind = np.concatenate([g.ravel(), np.zeros(lanes)])
+    place = np.arange(tokens * heads)[:, None] * keys + keys + np.arange(lanes)
+    return np.asarray((0.0 * np.exp(behind[place])).sum(axis=1).reshape(tokens, heads))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

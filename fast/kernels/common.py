@@ -4,8 +4,9 @@ All helpers give the same numbers on a GPU and, with TRITON_INTERPRET=1, on a CP
 patterns of bfloat16 as integers and cuts off where a GPU rounds, so values are widened to float32 as soon as they are
 loaded, and narrowed by `rn` when they are stored.
 
-    slot = load_slot(read_slots, n, slots)         int64; -1 for every negative and for every index past the pool
-    start, end = load_row(cu_seqlens, n, total)    int64; (0, -1) where the offsets describe no row of the pack
+    read, write = load_slots(read_slots, write_slots, n, mask, slots)   int64, -1 for every negative
+    read, write, accepted, tokens = load_update_rows(...)               the same with an update's counts
+    start, end = load_row(cu_seqlens, n, total)                         (0, -1): no row of the pack
 """
 
 # Triton's language is typed by tracing, not by annotations.
@@ -48,15 +49,34 @@ def dot(a, b, precision: tl.constexpr = "ieee"):
 
 
 @triton.jit
+def exp_of_minus(x):
+    """e^-x for float32 x; what is below 2^-126 may be 0, so add it to something."""
+    if INTERP:
+        return tl.exp(-x)
+    # the plain forms spend three instructions more on results below 2^-126
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x for float32 x >= 1, within an ulp; 0 for infinity."""
+    if INTERP:
+        return 1.0 / x
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def sigmoid(x):
     """1 / (1 + e^-x) for float32 x: 0 and 1 at the ends, never NaN for a number."""
-    return 1.0 / (1.0 + tl.exp(-x))
+    return reciprocal(1.0 + exp_of_minus(x))
 
 
 @triton.jit
 def silu(x):
-    """x sigmoid(x) for finite float32 x."""
-    return x / (1.0 + tl.exp(-x))
+    """x sigmoid(x) for finite float32 x: five instructions, two of them on the special function units."""
+    return x * sigmoid(x)
 
 
 @triton.jit
@@ -71,29 +91,55 @@ def softplus(x):
 
 
 @triton.jit
-def load_slot(slots_ptr, n, slots):
-    """Slot index n in 64 bits; -1 for a negative one and, so that memory stays safe, for one past the pool."""
-    slot = tl.load(slots_ptr + n).to(tl.int64)
-    return tl.where((slot >= 0) & (slot < slots), slot, -1)
+def load_slots(read_ptr, write_ptr, n, mask, slots):
+    """Read and write slots of rows n (a number or a block) in 64 bits, -1 for every negative index.
+
+    A slot past the pool makes its row a padding row, so that memory stays safe without a check: both slots are -1.
+    """
+    read = tl.load(read_ptr + n, mask=mask, other=-1).to(tl.int64)
+    write = tl.load(write_ptr + n, mask=mask, other=-1).to(tl.int64)
+    fits = (read < slots) & (write < slots)
+    return tl.where(fits & (read >= 0), read, -1), tl.where(fits & (write >= 0), write, -1)
 
 
 @triton.jit
-def load_slots(slots_ptr, n, mask, slots):
-    """`load_slot` for a block of rows; -1 where `mask` is false."""
-    slot = tl.load(slots_ptr + n, mask=mask, other=-1).to(tl.int64)
-    return tl.where((slot >= 0) & (slot < slots), slot, -1)
+def load_update_rows(read_ptr, write_ptr, accepted_ptr, tokens_ptr, n, mask, slots, entries, J):
+    """Slots as `load_slots`, the entry to resume from (-1: the live pool) and the number of tokens of rows n.
 
-
-@triton.jit
-def slot_fits(slots_ptr, n, slots):
-    """Whether index n may be acted on: a slot past the pool makes its whole row a padding row."""
-    return tl.load(slots_ptr + n).to(tl.int64) < slots
+    `accepted_ptr` and `tokens_ptr` may be None. A count outside its range makes its row a padding row, of no tokens.
+    """
+    read, write = load_slots(read_ptr, write_ptr, n, mask, slots)
+    accepted = tl.full(read.shape, -1, tl.int64) if accepted_ptr is None else tl.load(
+        accepted_ptr + n, mask=mask, other=-1).to(tl.int64)
+    tokens = tl.full(read.shape, J, tl.int64) if tokens_ptr is None else tl.load(
+        tokens_ptr + n, mask=mask, other=0).to(tl.int64)
+    fits = (accepted < entries) & (tokens >= 0) & (tokens <= J)
+    read, write = tl.where(fits, read, -1), tl.where(fits, write, -1)
+    live = (read >= 0) | (write >= 0)
+    return read, write, tl.where((read >= 0) & (accepted >= 0), accepted, -1), tl.where(live, tokens, 0)
 
 
 @triton.jit
 def load_row(cu_seqlens_ptr, n, total):
-    """First token and end of row n in 64 bits; (0, -1) if they lie in no pack of `total` tokens."""
+    """First token and end of row n in 64 bits; (0, -1) where the offsets describe no row of `total` tokens."""
     start = tl.load(cu_seqlens_ptr + n).to(tl.int64)
     end = tl.load(cu_seqlens_ptr + n + 1).to(tl.int64)
     fits = (start >= 0) & (start <= end) & (end <= total)
     return tl.where(fits, start, 0), tl.where(fits, end, -1)
+
+
+@triton.jit
+def unpack(word, j, kind: tl.constexpr):
+    """Element j of type `kind` in words that hold several, the first in the lowest bits; in float32."""
+    if kind.primitive_bitwidth == 16:
+        return widen((word >> (16 * j)).to(tl.uint16).to(kind, bitcast=True))
+    return (word >> (32 * j)).to(tl.uint32).to(kind, bitcast=True)
+
+
+@triton.jit
+def push(word, x, kind: tl.constexpr):
+    """The words without their first element and with x, rounded to `kind`, as their last."""
+    total: tl.constexpr = word.dtype.primitive_bitwidth
+    if kind.primitive_bitwidth == 16:
+        return (word >> 16) | (rn(x, kind).to(tl.uint16, bitcast=True).to(word.dtype) << (total - 16))
+    return (word >> 32) | (x.to(tl.uint32, bitcast=True).to(word.dtype) << 32)

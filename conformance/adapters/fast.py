@@ -1,0 +1,72 @@
+"""The fast path under the suite: every operation it has, on a GPU where there is one, else interpreted on the CPU."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from statescan import __version__
+from statescan.conformance.adapter import ALL_FEATURES, Adapter
+from statescan.spec.contract import OPERATIONS, Operation
+
+MISSING = next((f"{name} is not installed" for name in ("torch", "triton") if find_spec(name) is None), "")
+
+
+def _device() -> str:
+    """Where the kernels run. Triton looks at the switch when it is imported, so this comes before the fast path."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    os.environ["TRITON_INTERPRET"] = "1"
+    return "cpu"
+
+
+adapter = Adapter(
+    "fast", __version__, arrays="torch", device="cpu" if MISSING else _device(), missing=MISSING,
+    source="statescan.fast",
+)  # fmt: skip
+
+FEATURES = [word for word in ALL_FEATURES if word not in ("window.W-1", "bare")]
+# Everything is computed in float32 from whatever is given, so any type may stand beside any other.
+FLOATS = ("f32", "bf16", "f16")
+POOLS = ("conv_pool", "state_pool")
+
+
+def types(op: Operation) -> list[dict[str, str]]:
+    """The combinations of element types to claim: inputs of one type, parameters and pools of their own."""
+    groups = list(dict.fromkeys(a.group for a in op.tensors if a.kind == "float"))
+    if not groups:
+        return []
+    first = groups[0]
+    pools = [group for group in groups if group in POOLS]
+    rest = [group for group in groups if group not in (*pools, first)]
+    claimed = []
+    for x in FLOATS:
+        for parameter in dict.fromkeys(("f32", x)):
+            for pool in FLOATS if pools else ("",):
+                entry = {first: x, **dict.fromkeys(rest, parameter), **dict.fromkeys(pools, pool)}
+                claimed.append(entry)
+    return claimed
+
+
+def _register() -> None:
+    for op in OPERATIONS.values():
+        function = _found(op)
+        if function is not None:
+            adapter.op(op.name, features=FEATURES, dtypes=types(op), state_layout=("KV", "VK"))(function)
+
+
+def _found(op: Operation) -> Any:
+    """The fast path's function for an operation, None where it has none yet."""
+    fast = import_module("statescan.fast")
+    module = fast.MODULES.get(op.family, "")
+    if not module or find_spec(f"statescan.fast.{module}") is None:
+        return None
+    return getattr(import_module(f"statescan.fast.{module}"), op.name, None)
+
+
+if not MISSING:
+    _register()

@@ -1,0 +1,406 @@
+"""The short causal convolution: a pack on a slot pool (or with entering windows), and J tokens a row on a slot pool.
+
+A prefill launch holds three kinds of programs, so that nothing is read by one and written by another:
+
+    row programs    one a row and block of channels: the first W - 1 outputs, which see the entering window, the window
+                    that is stored, and snapshots that see the entering window. No other program touches a pool.
+    snapshot ones   one a position: a window that lies in its row altogether comes from x alone.
+    tile programs   BT tokens each, one after another, W - 1 of them kept in registers: every output that sees tokens
+                    only, and zeros past the last offset and in padding rows. Neighbours enter no stored output.
+
+The grid follows from shapes; which row a token belongs to is found on the device. Every output sums bias first, then
+taps from the oldest to the newest with one fused multiply-add each, in all kernels, so that a token has the same bits
+whichever program computes it.
+"""
+
+# Triton's language is typed by tracing, not by annotations.
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from statescan.fast.kernels.common import load_row, load_slots, load_update_rows, push, rn, silu, unpack, widen
+
+FAR = tl.constexpr(2**31 - 1)
+"""No token lies there: the end of what comes after the last row."""
+
+
+@triton.jit
+def load_taps(w_ptr, swc, sww, b_ptr, sb, c, cm, W: tl.constexpr, WORD: tl.constexpr):
+    """Bias and taps of channels c in float32; w1 is that of the token itself, w2 that of the one before.
+
+    WORD is an integer type as long as a channel's taps where these lie together: one load instead of W strided ones.
+    """
+    kind = w_ptr.dtype.element_ty
+    if WORD is not None:
+        word = tl.load(w_ptr.to(tl.pointer_type(WORD), bitcast=True) + c, mask=cm, other=0)
+        w1 = unpack(word, W - 1, kind)
+        w2 = unpack(word, W - 2, kind)
+        w3 = unpack(word, W - 3, kind) if W > 2 else w2
+        w4 = unpack(word, W - 4, kind) if W > 3 else w2
+    else:
+        w1 = widen(tl.load(w_ptr + c * swc + (W - 1) * sww, mask=cm, other=0.0))
+        w2 = widen(tl.load(w_ptr + c * swc + (W - 2) * sww, mask=cm, other=0.0))
+        w3 = widen(tl.load(w_ptr + c * swc + (W - 3) * sww, mask=cm, other=0.0)) if W > 2 else w2
+        w4 = widen(tl.load(w_ptr + c * swc, mask=cm, other=0.0)) if W > 3 else w2
+    bias = widen(tl.load(b_ptr + c * sb, mask=cm, other=0.0)) if b_ptr is not None else w1 * 0.0
+    return bias, w1, w2, w3, w4
+
+
+@triton.jit
+def tap_sum(bias, w1, w2, w3, w4, x, h1, h2, h3, W: tl.constexpr):
+    """bias + taps times the last W inputs; h1 is the token before x, h3 the third before it."""
+    total = bias
+    if W > 3:
+        total = tl.fma(w4, h3, total)
+    if W > 2:
+        total = tl.fma(w3, h2, total)
+    total = tl.fma(w2, h1, total)
+    return tl.fma(w1, x, total)
+
+
+@triton.jit
+def activate(total, SILU: tl.constexpr):
+    if SILU:
+        return silu(total)
+    return total
+
+
+@triton.jit
+def find_row(cu_ptr, N, t):
+    """The last row that starts at or before token t: -1 before the first offset, N from the last one on."""
+    low = 0
+    high = N + 1
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(cu_ptr + middle).to(tl.int64) <= t:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def row_facts(row, cu_ptr, read_ptr, write_ptr, N, T, slots):
+    """Start of row `row`, where the next one starts, and whether it is computed: not if it is padding, or none."""
+    inside = (row >= 0) & (row < N)
+    start = tl.load(cu_ptr + row, mask=inside, other=0).to(tl.int64)
+    after = tl.load(cu_ptr + row + 1, mask=row < N, other=FAR).to(tl.int64)
+    live = inside & (start >= 0) & (start <= after) & (after <= T)
+    if read_ptr is not None:
+        read, write = load_slots(read_ptr, write_ptr, row, inside, slots)
+        live = live & ((read >= 0) | (write >= 0))
+    return start, after, live
+
+
+@triton.jit
+def column(ptr, j, sw):
+    """Column j of a window, or of several: its stride may be as long as a pool."""
+    return ptr + tl.cast(j, tl.int64) * sw
+
+
+@triton.jit
+def load_window(pool_ptr, sw, mask, oldest, W: tl.constexpr):
+    """Columns of the windows at `pool_ptr` in float32, from the newest; 0 where `mask` is false (SLOT-7).
+
+    The oldest column enters no output and is read only where `oldest` says that it is stored again.
+    """
+    e1 = widen(tl.load(column(pool_ptr, W - 1, sw), mask=mask, other=0.0))
+    e2 = e1
+    e3 = e1
+    if W > 2:
+        e2 = widen(tl.load(column(pool_ptr, W - 2, sw), mask=mask, other=0.0))
+    if W > 3:
+        e3 = widen(tl.load(column(pool_ptr, W - 3, sw), mask=mask, other=0.0))
+    last = widen(tl.load(pool_ptr, mask=mask & oldest, other=0.0))
+    if W == 2:
+        e2 = last
+    if W == 3:
+        e3 = last
+    return e1, e2, e3, last
+
+
+@triton.jit
+def window_back(back, x_ptr, sxt, end, start, e1, e2, e3, e4, cm):
+    """The input `back` tokens before `end` of a row that starts at `start`, from the entering window if before it."""
+    token = end - back
+    value = widen(tl.load(x_ptr + token * sxt, mask=cm & (token >= start), other=0.0))
+    older = start - token  # 1: newest entering column
+    entering = tl.where(older <= 1, e1, tl.where(older == 2, e2, tl.where(older == 3, e3, e4)))
+    return tl.where(token >= start, value, entering)
+
+
+@triton.jit
+def store_window(out_ptr, sw, cm, x_ptr, sxt, end, start, e1, e2, e3, e4, W: tl.constexpr):
+    """The window after the last token before `end`, each column rounded once to the pool's type (NUM-2)."""
+    for j in tl.static_range(W):
+        value = window_back(W - j, x_ptr, sxt, end, start, e1, e2, e3, e4, cm)
+        tl.store(column(out_ptr, j, sw), rn(value, out_ptr.dtype.element_ty), mask=cm)
+
+
+@triton.jit
+def conv_row(
+    n, c, cm, x_ptr, sxt, y_ptr, syt, w_ptr, swc, sww, b_ptr, sb, cu_ptr, from_ptr, fs, fc, fw, to_ptr, ts, tc, tw,
+    read_ptr, write_ptr, slots, pos_ptr, snap_ptr, ns, nc, nw, X, T,
+    W: tl.constexpr, SILU: tl.constexpr, WORD: tl.constexpr,
+):  # fmt: skip
+    """A row program: x_ptr and y_ptr point at the first token of the batch row, channels added."""
+    start = tl.cast(0, tl.int64)
+    end = tl.cast(T, tl.int64)
+    if cu_ptr is not None:
+        start, end = load_row(cu_ptr, n, T)
+    read = tl.cast(n, tl.int64)
+    write = tl.cast(n, tl.int64)
+    if read_ptr is not None:
+        read, write = load_slots(read_ptr, write_ptr, n, True, slots)
+    if (end >= start) & ((read >= 0) | (write >= 0)):
+        bias, w1, w2, w3, w4 = load_taps(w_ptr, swc, sww, b_ptr, sb, c, cm, W, WORD)
+        e1 = bias * 0.0
+        e2 = e1
+        e3 = e1
+        e4 = e1
+        if from_ptr is not None:
+            e1, e2, e3, e4 = load_window(from_ptr + read * fs + c * fc, fw, cm & (read >= 0), start == end, W)
+        tl.debug_barrier()  # all threads have read the slot before one of them writes it (CONV-7)
+        h1 = e1
+        h2 = e2
+        h3 = e3
+        for i in tl.static_range(W - 1):
+            here = cm & (start + i < end)
+            x = widen(tl.load(x_ptr + (start + i) * sxt, mask=here, other=0.0))
+            y = activate(tap_sum(bias, w1, w2, w3, w4, x, h1, h2, h3, W), SILU)
+            tl.store(y_ptr + (start + i) * syt, rn(y, y_ptr.dtype.element_ty), mask=here)
+            h3 = h2
+            h2 = h1
+            h1 = x
+        if write >= 0:
+            store_window(to_ptr + write * ts + c * tc, tw, cm, x_ptr, sxt, end, start, e1, e2, e3, e4, W)
+        if pos_ptr is not None:
+            for first in range(0, X, 64):
+                at = first + tl.arange(0, 64)
+                p = tl.load(pos_ptr + at, mask=at < X, other=-1).to(tl.int64)
+                if tl.max(((p > start) & (p < start + W) & (p <= end)).to(tl.int32), 0) > 0:
+                    for i in range(first, tl.minimum(first + 64, X)):
+                        position = tl.load(pos_ptr + i).to(tl.int64)
+                        if (position > start) & (position < start + W) & (position <= end):
+                            out_ptr = snap_ptr + tl.cast(i, tl.int64) * ns + c * nc
+                            store_window(out_ptr, nw, cm, x_ptr, sxt, position, start, e1, e2, e3, e4, W)
+
+
+@triton.jit
+def conv_snapshot(
+    i, c, cm, x_ptr, sxt, cu_ptr, read_ptr, write_ptr, slots, pos_ptr, snap_ptr, ns, nc, nw, N, T, W: tl.constexpr
+):
+    """A snapshot program: position i, unless its window holds entering columns or it belongs to no row."""
+    position = tl.load(pos_ptr + i).to(tl.int64)
+    row = find_row(cu_ptr, N, position - 1)
+    start, after, live = row_facts(row, cu_ptr, read_ptr, write_ptr, N, T, slots)
+    if live & (position - W >= start) & (position <= after):
+        none = tl.zeros(c.shape, tl.float32)
+        out_ptr = snap_ptr + tl.cast(i, tl.int64) * ns + c * nc
+        store_window(out_ptr, nw, cm, x_ptr, sxt, position, start, none, none, none, none, W)
+
+
+@triton.jit
+def conv_tile(
+    first, c, cm, x_ptr, sxt, y_ptr, syt, w_ptr, swc, sww, b_ptr, sb, cu_ptr, read_ptr, write_ptr, slots, N, T,
+    W: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, WORD: tl.constexpr,
+):  # fmt: skip
+    """A tile program: tokens `first` to `first + BT`, four loads ahead of the sums that need them.
+
+    Loads past the pack are masked and their content is left open: it enters outputs that are not stored.
+    """
+    t = tl.cast(first, tl.int64)
+    h1 = widen(tl.load(x_ptr + (t - 1) * sxt, mask=cm & (t >= 1)))
+    h2 = widen(tl.load(x_ptr + (t - 2) * sxt, mask=cm & (t >= 2))) if W > 2 else h1
+    h3 = widen(tl.load(x_ptr + (t - 3) * sxt, mask=cm & (t >= 3))) if W > 3 else h1
+    bias, w1, w2, w3, w4 = load_taps(w_ptr, swc, sww, b_ptr, sb, c, cm, W, WORD)
+    row = tl.cast(0, tl.int32)
+    start = tl.cast(0, tl.int64)
+    after = tl.cast(FAR, tl.int64)
+    live = t >= 0
+    if cu_ptr is not None:
+        row = tl.cast(find_row(cu_ptr, N, t), tl.int32)
+        start, after, live = row_facts(row, cu_ptr, read_ptr, write_ptr, N, T, slots)
+    for _ in range(0, tl.minimum(BT, T - first), 4):
+        x0 = tl.load(x_ptr + t * sxt, mask=cm & (t < T))
+        x1 = tl.load(x_ptr + (t + 1) * sxt, mask=cm & (t + 1 < T))
+        x2 = tl.load(x_ptr + (t + 2) * sxt, mask=cm & (t + 2 < T))
+        x3 = tl.load(x_ptr + (t + 3) * sxt, mask=cm & (t + 3 < T))
+        inside = live & (t - start >= W - 1) & (t + 4 <= after) & (t + 4 <= T)
+        for i in tl.static_range(4):
+            x = widen(x0 if i == 0 else (x1 if i == 1 else (x2 if i == 2 else x3)))
+            y = activate(tap_sum(bias, w1, w2, w3, w4, x, h1, h2, h3, W), SILU)
+            if inside:
+                tl.store(y_ptr + (t + i) * syt, rn(y, y_ptr.dtype.element_ty), mask=cm)
+            else:
+                row, start, after, live = store_token(
+                    y, t + i, y_ptr, syt, cm, row, start, after, live, cu_ptr, read_ptr, write_ptr, slots, N, T, W
+                )
+            h3 = h2
+            h2 = h1
+            h1 = x
+        t += 4
+
+
+@triton.jit
+def store_token(
+    y, t, y_ptr, syt, cm, row, start, after, live, cu_ptr, read_ptr, write_ptr, slots, N, T, W: tl.constexpr
+):
+    """Store the output of token t, found by walking on from `row`: its value, 0 outside rows, nothing near a start."""
+    if cu_ptr is not None:
+        if t >= after:
+            while t >= after:
+                row += 1
+                after = tl.load(cu_ptr + row + 1, mask=row < N, other=FAR).to(tl.int64)
+            start, after, live = row_facts(row, cu_ptr, read_ptr, write_ptr, N, T, slots)
+    far = t - start >= W - 1
+    y = rn(tl.where(live, y, 0.0), y_ptr.dtype.element_ty)
+    tl.store(y_ptr + t * syt, y, mask=cm & (t < T) & (far | (live == 0)))
+    return row, start, after, live
+
+
+@triton.jit(do_not_specialize=["N", "X", "T", "tiles", "slots"])
+def conv_prefill_kernel(
+    x_ptr, sxb, sxt, sxc, y_ptr, w_ptr, swc, sww, b_ptr, sb, cu_ptr, from_ptr, fs, fc, fw, to_ptr, ts, tc, tw,
+    read_ptr, write_ptr, slots, pos_ptr, snap_ptr, ns, nc, nw, N, X, T, C, tiles, blocks,
+    W: tl.constexpr, SILU: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, WORD: tl.constexpr,
+):  # fmt: skip
+    """y `[batch, T, C]` contiguous from x; windows from `from_ptr` to `to_ptr`, both at the rows' slots.
+
+    cu_ptr None: each batch row is one row. read_ptr None: row n's slot is n. from_ptr None: all rows are fresh.
+    """
+    program = tl.program_id(0)
+    block = program % blocks
+    job = program // blocks
+    c32 = block * BC + tl.arange(0, BC)
+    cm = c32 < C
+    c = c32.to(tl.int64)
+    if job < N:
+        batch = tl.cast(0, tl.int64)
+        if cu_ptr is None:
+            batch = job.to(tl.int64)
+        conv_row(
+            job, c, cm, x_ptr + batch * sxb + c * sxc, sxt, y_ptr + batch * T * C + c, C, w_ptr, swc, sww, b_ptr, sb,
+            cu_ptr, from_ptr, fs, fc, fw, to_ptr, ts, tc, tw, read_ptr, write_ptr, slots, pos_ptr, snap_ptr, ns, nc,
+            nw, X, T, W, SILU, WORD,
+        )  # fmt: skip
+    elif job < N + X:
+        if pos_ptr is not None:
+            conv_snapshot(job - N, c, cm, x_ptr + c * sxc, sxt, cu_ptr, read_ptr, write_ptr, slots, pos_ptr, snap_ptr,
+                          ns, nc, nw, N, T, W)  # fmt: skip
+    else:
+        tile = job - N - X
+        batch = (tile // tiles).to(tl.int64)
+        conv_tile(
+            (tile % tiles) * BT, c, cm, x_ptr + batch * sxb + c * sxc, sxt, y_ptr + batch * T * C + c, C, w_ptr, swc,
+            sww, b_ptr, sb, cu_ptr, read_ptr, write_ptr, slots, N, T, W, SILU, BT, WORD,
+        )  # fmt: skip
+
+
+@triton.jit
+def store_columns(out_ptr, sw, mask, h1, h2, h3, h4, W: tl.constexpr):
+    """The window whose inputs are h1, h2, ... from the newest."""
+    kind = out_ptr.dtype.element_ty
+    tl.store(column(out_ptr, W - 1, sw), rn(h1, kind), mask=mask)
+    tl.store(column(out_ptr, W - 2, sw), rn(h2, kind), mask=mask)
+    if W > 2:
+        tl.store(column(out_ptr, W - 3, sw), rn(h3, kind), mask=mask)
+    if W > 3:
+        tl.store(out_ptr, rn(h4, kind), mask=mask)
+
+
+@triton.jit
+def load_rows(
+    pool_ptr, ps, pc, pw, slot, c, mask, oldest, W: tl.constexpr, WORD: tl.constexpr
+):  # fmt: skip
+    """Windows of a block of slots from the newest column, in float32; with WORD a window is one word, returned too."""
+    kind = pool_ptr.dtype.element_ty
+    if WORD is not None:
+        place = pool_ptr + slot * ps + c * pc
+        word = tl.load(place.to(tl.pointer_type(WORD), bitcast=True), mask=mask, other=0)
+        h1 = unpack(word, W - 1, kind)
+        h2 = unpack(word, W - 2, kind) if W > 2 else h1
+        h3 = unpack(word, W - 3, kind) if W > 3 else h1
+        return h1, h2, h3, h1, word
+    h1, h2, h3, h4 = load_window(pool_ptr + slot * ps + c * pc, pw, mask, oldest, W)
+    return h1, h2, h3, h4, tl.zeros(h1.shape, tl.uint32)
+
+
+@triton.jit
+def store_rows(out_ptr, sw, mask, h1, h2, h3, h4, word, W: tl.constexpr, WORD: tl.constexpr):
+    """The windows whose inputs are h1, h2, ... from the newest, each rounded once; with WORD they are made already."""
+    kind = out_ptr.dtype.element_ty
+    if WORD is not None:
+        tl.store(out_ptr.to(tl.pointer_type(WORD), bitcast=True), word, mask=mask)
+    else:
+        tl.store(column(out_ptr, W - 1, sw), rn(h1, kind), mask=mask)
+        tl.store(column(out_ptr, W - 2, sw), rn(h2, kind), mask=mask)
+        if W > 2:
+            tl.store(column(out_ptr, W - 3, sw), rn(h3, kind), mask=mask)
+        if W > 3:
+            tl.store(out_ptr, rn(h4, kind), mask=mask)
+
+
+@triton.jit(do_not_specialize=["N", "slots", "entries"])
+def conv_update_kernel(
+    x_ptr, sxn, sxj, sxc, y_ptr, w_ptr, swc, sww, b_ptr, sb, pool_ptr, ps, pc, pw, read_ptr, write_ptr,
+    inter_ptr, vs, vj, vc, vw, accepted_ptr, tokens_ptr, N, J, C, slots, entries, blocks,
+    W: tl.constexpr, SILU: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, WORD: tl.constexpr,
+    POOL_WORD: tl.constexpr,
+):  # fmt: skip
+    """y `[N, J, C]` contiguous from x; BN rows by BC channels a program, U tokens loaded at a time.
+
+    A program holds its rows' windows from the first token to the last, so the pool is read once and written once.
+    POOL_WORD is an integer type as long as a window where all windows lie together, channel by channel.
+    """
+    program = tl.program_id(0)
+    n = (program // blocks) * BN + tl.arange(0, BN)
+    c32 = (program % blocks) * BC + tl.arange(0, BC)
+    real = (n < N)[:, None] & (c32 < C)[None, :]
+    c = c32.to(tl.int64)[None, :]
+    read, write, accepted, tokens = load_update_rows(
+        read_ptr, write_ptr, accepted_ptr, tokens_ptr, n, n < N, slots, entries, J
+    )
+    count = tokens[:, None]
+    from_pool = ((read >= 0) & (accepted < 0))[:, None] & real
+    h1, h2, h3, h4, word = load_rows(pool_ptr, ps, pc, pw, read[:, None], c, from_pool, count == 0, W, POOL_WORD)
+    if accepted_ptr is not None:
+        resumed = (accepted >= 0)[:, None] & real
+        entry_ptr = inter_ptr + accepted[:, None] * vj
+        a1, a2, a3, a4, other = load_rows(entry_ptr, vs, vc, vw, read[:, None], c, resumed, count == 0, W, POOL_WORD)
+        h1 = tl.where(resumed, a1, h1)
+        h2 = tl.where(resumed, a2, h2)
+        h3 = tl.where(resumed, a3, h3)
+        h4 = tl.where(resumed, a4, h4)
+        word = tl.where(resumed, other, word)
+    # the same shape as x, so that a thread loads the taps of its own channels and none is moved between threads
+    wide = c + n[:, None] * 0
+    bias, w1, w2, w3, w4 = load_taps(w_ptr, swc, sww, b_ptr, sb, wide, real, W, WORD)
+    tl.debug_barrier()  # all threads have read the slots before one of them writes (CONV-7)
+    row = n.to(tl.int64)[:, None]
+    x_ptr += row * sxn + c * sxc
+    y_ptr += row * J * C + c
+    stored = (write >= 0)[:, None] & real
+    for j in range(0, J, U):
+        x0 = tl.load(column(x_ptr, j, sxj), mask=real & (j < count), other=0.0)
+        x1 = tl.load(column(x_ptr, j + 1, sxj), mask=real & (j + 1 < count), other=0.0) if U > 1 else x0
+        x2 = tl.load(column(x_ptr, j + 2, sxj), mask=real & (j + 2 < count), other=0.0) if U > 2 else x0
+        x3 = tl.load(column(x_ptr, j + 3, sxj), mask=real & (j + 3 < count), other=0.0) if U > 2 else x0
+        for i in tl.static_range(U):
+            x = widen(x0 if i == 0 else (x1 if i == 1 else (x2 if i == 2 else x3)))
+            here = j + i < count
+            y = activate(tap_sum(bias, w1, w2, w3, w4, x, h1, h2, h3, W), SILU)
+            tl.store(y_ptr + (j + i) * C, rn(tl.where(here, y, 0.0), y_ptr.dtype.element_ty), mask=real & (j + i < J))
+            h4 = tl.where(here, h3, h4)
+            h3 = tl.where(here, h2, h3)
+            h2 = tl.where(here, h1, h2)
+            h1 = tl.where(here, x, h1)
+            if POOL_WORD is not None:
+                word = tl.where(here, push(word, x, pool_ptr.dtype.element_ty), word)
+            if inter_ptr is not None:
+                entry = column(inter_ptr, j + i, vj) + write[:, None] * vs + c * vc
+                store_rows(entry, vw, stored & here, h1, h2, h3, h4, word, W, POOL_WORD)
+    store_rows(pool_ptr + write[:, None] * ps + c * pc, pw, stored, h1, h2, h3, h4, word, W, POOL_WORD)

@@ -1,0 +1,71 @@
+"""Around a launch: its device, strides of tensors that may be absent, and the operations that PyTorch knows of.
+
+A call of a public function goes straight to its kernels. Only while torch.compile, export or fake tensors trace it does
+it go through the operation registered under `torch.ops.statescan`, which costs several microseconds of host time more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statescan.spec.contract import OPERATIONS, Argument
+
+_HERE: AbstractContextManager[Any] = nullcontext()
+
+
+def device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, so make it that of x; nothing is done where it is already."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(x.device)
+
+
+def strides(t: Tensor | None, rank: int) -> tuple[int, ...]:
+    """Strides in elements, zeros for a tensor that is absent."""
+    return (0,) * rank if t is None else t.stride()
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether a call must go through the registered operation: a tracer sees no kernel, a fake tensor has no data."""
+    return type(x) is not Tensor or torch.compiler.is_compiling()
+
+
+def register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Register `function` as `torch.ops.statescan.<name>`: all arguments of the table by position, `check` last.
+
+    `fake` gives empty results of the right shape and type. Returns the operation, to be called like `function`.
+    """
+    pools = tuple(argument.name for argument in OPERATIONS[name].inout)
+    operation = torch.library.custom_op(
+        f"statescan::{name}", function, mutates_args=pools, schema=f"{schema_of(name)} -> Tensor"
+    )
+    operation.register_fake(fake)
+    return operation
+
+
+def schema_of(name: str) -> str:
+    """The arguments of an operation in PyTorch's schema language; tensors that are changed carry a mark each.
+
+    >>> schema_of("l2norm")
+    '(Tensor x, float eps, bool? check)'
+    """
+    op = OPERATIONS[name]
+    tensors = [f"Tensor{_mark(op.inout, a)}{'?' if a.optional else ''} {a.name}" for a in op.tensors]
+    settings = [f"{_setting_type(a)} {a.name}" for a in op.settings]
+    return f"({', '.join([*tensors, *settings, 'bool? check'])})"
+
+
+def _mark(inout: tuple[Argument, ...], argument: Argument) -> str:
+    return f"({'abcd'[inout.index(argument)]}!)" if argument in inout else ""
+
+
+def _setting_type(argument: Argument) -> str:
+    if argument.kind == "number":
+        kind = "int" if argument.name in ("num_householder", "group_size") else "float"
+        return kind if argument.default is not None else f"{kind}?"
+    return {"word": "str" if argument.default is not None else "str?", "flag": "bool", "object": "float[]"}[argument.kind]
