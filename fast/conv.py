@@ -7,52 +7,91 @@ number of rows of its final windows is the largest id + 1.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from statescan.fast.checks import as_index, check_call
-from statescan.fast.kernels.conv import conv_prefill_kernel, conv_update_kernel
-from statescan.fast.launch import device_of, is_traced, register, strides
+from statescan.fast.checks import check_call
+from statescan.fast.conv_launch import launch_prefill, launch_update, pull_back
+from statescan.fast.launch import is_traced, needs_grad, register
+from statescan.fast.packed import ids_to_offsets
 
 
-class Tile(NamedTuple):
-    """Block sizes of a launch: tokens or rows, channels, warps."""
+class _Conv(torch.autograd.Function):
+    """The packed convolution and its cotangents."""
 
-    tokens: int
-    channels: int
-    warps: int
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None, rows: int,
+        initial_windows: Tensor | None, activation: str | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, bias, cu_seqlens, initial_windows)
+        ctx.rows, ctx.activation = rows, activation
+        return convolve(x, weight, bias, cu_seqlens, rows, initial_windows, activation)
 
-
-def word_type(t: Tensor | None) -> Any:
-    """An integer type as long as the last axis of `t [..., C, W]` if channels lie one behind the other, else None."""
-    if t is None or t.stride(-1) != 1 or t.stride(-2) != t.shape[-1]:
-        return None
-    size = t.shape[-1] * t.element_size()
-    outer = [t.data_ptr(), *(stride * t.element_size() for stride in t.stride()[:-2])]
-    return _WORDS.get(size) if all(place % size == 0 for place in outer) else None
-
-
-_WORDS = {4: tl.uint32, 8: tl.uint64}
-
-
-def prefill_tile(tokens: int, channels: int, itemsize: int) -> Tile:
-    """16 bytes a thread along the channels; enough programs for every multiprocessor, and long tiles beyond that."""
-    block = min(triton.next_power_of_2(channels), 128 * (16 // itemsize))
-    warps = max(1, block * itemsize // 512)
-    programs = tokens * triton.cdiv(channels, block)
-    return Tile(next((t for t in (64, 32) if programs >= 2048 * t), 16), block, warps)
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
+        x, weight, bias, cu_seqlens, initial_windows = ctx.saved_tensors
+        grad_y, grad_final = cotangents
+        dx, dw, db, enter = pull_back(
+            grad_y, grad_final, x, weight, bias, cu_seqlens, ctx.rows, initial_windows, ctx.activation
+        )
+        return dx, dw, db, None, None, enter, None
 
 
-def update_tile(rows: int, channels: int, itemsize: int) -> Tile:
-    """Small blocks while there are few rows, so that one row fills the device; several rows share their taps later."""
-    vector = 16 // itemsize
-    block = min(triton.next_power_of_2(channels), (16 if rows < 8 else 32) * vector)
-    together = 1 if rows < 32 else 4
-    return Tile(together, block, max(1, together * block * itemsize // 512))
+def causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, initial_windows: Tensor | None = None, *, activation: str | None = None,
+    check: bool | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Convolve a pack, resetting at every boundary (CONV-3): returns (y, final_windows), both differentiable.
+
+    x `[1, T, C]` with one of `seq_idx [1, T]`, `cu_seqlens [N+1]`, or `[batch, T, C]` where each batch row is a
+    segment. weight `[C, W]`, bias `[C]`, initial_windows `[N, C, W]` (CONV-4; zeros where absent). y has x's shape and
+    type, final_windows `[N, C, W]` x's type (CONV-5). Rows past the last offset, or with id -1, give 0 (PACK-8).
+    With ids and no windows N is read from the device. Raises PackingError, ShapeError, DtypeError, UnsupportedError.
+    """
+    if is_traced(x):
+        y, final = _packed_op(x, weight, bias, seq_idx, cu_seqlens, initial_windows, activation, check)
+        return y, final
+    cu_seqlens, rows = _boundaries(x, weight, bias, seq_idx, cu_seqlens, initial_windows, activation, check)
+    if needs_grad(x, weight, bias, initial_windows):
+        run: Any = _Conv.apply
+        y, final = run(x, weight, bias, cu_seqlens, rows, initial_windows, activation)
+        return y, final
+    return convolve(x, weight, bias, cu_seqlens, rows, initial_windows, activation)
+
+
+def _boundaries(
+    x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None, cu_seqlens: Tensor | None,
+    initial_windows: Tensor | None, activation: str | None, check: bool | None,
+) -> tuple[Tensor | None, int]:  # fmt: skip
+    """Check a packed call; its offsets, None where each batch row is a segment, and the number of segments."""
+    tensors = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens,
+               "initial_windows": initial_windows}  # fmt: skip
+    check_call("causal_conv1d", tensors, {"activation": activation}, check)
+    if cu_seqlens is not None:
+        return cu_seqlens, cu_seqlens.shape[0] - 1
+    if seq_idx is None:
+        return None, x.shape[0]
+    if initial_windows is not None:
+        segments = initial_windows.shape[0]
+    else:
+        segments = int(seq_idx.max()) + 1 if seq_idx.numel() else 0
+    return ids_to_offsets(seq_idx, segments), segments
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None, rows: int,
+    initial_windows: Tensor | None, activation: str | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y and the final windows of a checked call."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    final = x.new_zeros(rows, *weight.shape)
+    launch_prefill(x, y, weight, bias, cu_seqlens, initial_windows, final, None, None, None, None, rows, activation)
+    return y, final
 
 
 def causal_conv1d_prefill(
@@ -81,33 +120,10 @@ def _prefill(
                "snapshot_windows": snapshot_windows}  # fmt: skip
     check_call("causal_conv1d_prefill", tensors, {"activation": activation}, check)
     write = read_slots if write_slots is None else write_slots
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     launch_prefill(x, y, weight, bias, cu_seqlens, conv_pool, conv_pool, read_slots, write, snapshot_positions,
                    snapshot_windows, read_slots.shape[0], activation)  # fmt: skip
     return y
-
-
-def launch_prefill(
-    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None, source: Tensor | None,
-    target: Tensor, read_slots: Tensor | None, write_slots: Tensor | None, positions: Tensor | None,
-    snapshots: Tensor | None, rows: int, activation: str | None, tile: Tile | None = None,
-) -> None:  # fmt: skip
-    """Fill y and the windows of a checked call; `source` None means fresh rows, no slots that row n's slot is n."""
-    batch, tokens, channels = x.shape
-    tile = tile or prefill_tile(batch * tokens, channels, x.element_size())
-    tiles, blocks = triton.cdiv(tokens, tile.tokens), triton.cdiv(channels, tile.channels)
-    marks = 0 if positions is None else positions.shape[0]
-    programs = (rows + marks + batch * tiles) * blocks
-    if programs == 0:
-        return
-    with device_of(x):
-        conv_prefill_kernel[(programs,)](
-            x, *x.stride(), y, weight, *weight.stride(), bias, *strides(bias, 1), as_index(cu_seqlens),
-            source, *strides(source, 3), target, *target.stride(), as_index(read_slots), as_index(write_slots),
-            target.shape[0], as_index(positions), snapshots, *strides(snapshots, 3), rows, marks, tokens, channels,
-            tiles, blocks, W=weight.shape[1], SILU=activation is not None, BC=tile.channels, BT=tile.tokens,
-            WORD=word_type(weight), num_warps=tile.warps,
-        )  # fmt: skip
 
 
 def causal_conv1d_update(
@@ -135,41 +151,83 @@ def _update(
                "write_slots": write_slots, "intermediate_windows": intermediate_windows, "num_accepted": num_accepted,
                "num_tokens": num_tokens}  # fmt: skip
     check_call("causal_conv1d_update", tensors, {"activation": activation}, check)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     launch_update(x, y, weight, bias, conv_pool, read_slots, write_slots, intermediate_windows, num_accepted,
                   num_tokens, activation)  # fmt: skip
     return y
 
 
-def launch_update(
-    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, conv_pool: Tensor, read_slots: Tensor,
-    write_slots: Tensor | None, entries: Tensor | None, num_accepted: Tensor | None, num_tokens: Tensor | None,
-    activation: str | None, tile: Tile | None = None,
-) -> None:  # fmt: skip
-    """Fill y, the pool and the entries of a checked call."""
-    rows, steps, channels = x.shape
-    tile = tile or update_tile(rows, channels, x.element_size())
-    blocks = triton.cdiv(channels, tile.channels)
-    programs = triton.cdiv(rows, tile.tokens) * blocks
-    if programs == 0:
-        return
-    pool_word = word_type(conv_pool)
-    if entries is not None and word_type(entries) is not pool_word:
-        pool_word = None
-    with device_of(x):
-        conv_update_kernel[(programs,)](
-            x, *x.stride(), y, weight, *weight.stride(), bias, *strides(bias, 1), conv_pool, *conv_pool.stride(),
-            as_index(read_slots), as_index(read_slots if write_slots is None else write_slots),
-            entries, *strides(entries, 4), as_index(num_accepted), as_index(num_tokens), rows, steps, channels,
-            conv_pool.shape[0], 0 if entries is None else entries.shape[1], blocks, W=weight.shape[1],
-            SILU=activation is not None, BN=tile.tokens, BC=tile.channels, U=4 if steps > 2 else max(steps, 1),
-            WORD=word_type(weight), POOL_WORD=pool_word, num_warps=tile.warps,
-        )  # fmt: skip
+# ---------------------------------------------------------------------------------------------------------------------
+# What tracers see
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _like(x: Tensor, *_: object) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _packed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None, cu_seqlens: Tensor | None,
+    initial_windows: Tensor | None, activation: str | None, check: bool | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    cu_seqlens, rows = _boundaries(x, weight, bias, seq_idx, cu_seqlens, initial_windows, activation, check)
+    return convolve(x, weight, bias, cu_seqlens, rows, initial_windows, activation)
+
+
+def _packed_like(
+    x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None, cu_seqlens: Tensor | None,
+    initial_windows: Tensor | None, *_: object,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if cu_seqlens is not None:
+        rows: Any = cu_seqlens.shape[0] - 1
+    elif initial_windows is not None or seq_idx is None:
+        rows = x.shape[0] if initial_windows is None else initial_windows.shape[0]
+    else:
+        rows = torch.library.get_ctx().new_dynamic_size()
+    return _like(x), x.new_empty(rows, *weight.shape)
+
+
+def _pull_packed(
+    grad_y: Tensor, grad_final: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None,
+    cu_seqlens: Tensor | None, initial_windows: Tensor | None, activation: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    rows = grad_final.shape[0]
+    if cu_seqlens is None and seq_idx is not None:
+        cu_seqlens = ids_to_offsets(seq_idx, rows)
+    dx, dw, db, enter = pull_back(
+        grad_y, grad_final, x, weight, bias, cu_seqlens, rows, initial_windows, activation
+    )
+    return dx, dw, x.new_empty(0) if db is None else db, x.new_empty(0) if enter is None else enter
+
+
+def _pull_like(
+    grad_y: Tensor, grad_final: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None,
+    cu_seqlens: Tensor | None, initial_windows: Tensor | None, activation: str | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return tuple(x.new_empty(0) if t is None else _like(t) for t in (x, weight, bias, initial_windows))
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.activation = inputs[6]
+
+
+def _pull_traced(ctx: Any, grad_y: Tensor, grad_final: Tensor) -> tuple[Any, ...]:
+    x, weight, bias, seq_idx, cu_seqlens, initial_windows = ctx.saved_tensors
+    dx, dw, db, enter = _pull_op(
+        grad_y, grad_final, x, weight, bias, seq_idx, cu_seqlens, initial_windows, ctx.activation
+    )
+    absent = (bias is None, initial_windows is None)
+    return dx, dw, None if absent[0] else db, None, None, None if absent[1] else enter, None, None
 
 
 _prefill_op = register("causal_conv1d_prefill", _prefill, _like)
 _update_op = register("causal_conv1d_update", _update, _like)
+_packed_op = register("causal_conv1d", _packed, _packed_like, "(Tensor, Tensor)")
+_pull_op = torch.library.custom_op(
+    "statescan::causal_conv1d_backward", _pull_packed, mutates_args=(),
+    schema="(Tensor grad_y, Tensor grad_final, Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, "
+           "Tensor? cu_seqlens, Tensor? initial_windows, str? activation) -> (Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+_pull_op.register_fake(_pull_like)
+_packed_op.register_autograd(_pull_traced, setup_context=_keep_inputs)

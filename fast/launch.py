@@ -18,6 +18,16 @@ from statescan.spec.contract import OPERATIONS, Argument
 _HERE: AbstractContextManager[Any] = nullcontext()
 
 
+def ceil_div(n: int, d: int) -> int:
+    """n / d rounded up; Triton's own costs microseconds a call."""
+    return -(-n // d)
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two that is at least n, and 1."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device, so make it that of x; nothing is done where it is already."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
@@ -35,15 +45,19 @@ def is_traced(x: Tensor) -> bool:
     return type(x) is not Tensor or torch.compiler.is_compiling()
 
 
-def register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether a gradient will be asked of the result of these tensors."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], returns: str = "Tensor") -> Any:
     """Register `function` as `torch.ops.statescan.<name>`: all arguments of the table by position, `check` last.
 
     `fake` gives empty results of the right shape and type. Returns the operation, to be called like `function`.
     """
     pools = tuple(argument.name for argument in OPERATIONS[name].inout)
-    operation = torch.library.custom_op(
-        f"statescan::{name}", function, mutates_args=pools, schema=f"{schema_of(name)} -> Tensor"
-    )
+    schema = f"{schema_of(name)} -> {returns}"
+    operation = torch.library.custom_op(f"statescan::{name}", function, mutates_args=pools, schema=schema)
     operation.register_fake(fake)
     return operation
 
@@ -68,4 +82,6 @@ def _setting_type(argument: Argument) -> str:
     if argument.kind == "number":
         kind = "int" if argument.name in ("num_householder", "group_size") else "float"
         return kind if argument.default is not None else f"{kind}?"
-    return {"word": "str" if argument.default is not None else "str?", "flag": "bool", "object": "float[]"}[argument.kind]
+    if argument.kind == "word":
+        return "str" if argument.default is not None else "str?"
+    return {"flag": "bool", "object": "float[]"}[argument.kind]

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,13 @@ from statescan.goldens.store import (
 )  # fmt: skip
 from statescan.goldens.tensors import NAMES, Array, encode, load_blob, save_blob
 from statescan.reference.host.rules import Facts, check_call
-from statescan.spec.contract import OPERATIONS, ContractError
+from statescan.spec.contract import OPERAND_BITS, OPERATIONS, ContractError
 
 Vector = dict[str, Any]
 
 NUMERIC_AGREEMENT = 2.0**-46
+LEAST_KILL = 4.0
+"""The score that a fault must have in every operand class of a numeric vector that lists it."""
 CHANGING = ("expect", "inputs", "args", "calls", "relate")
 
 
@@ -74,8 +77,8 @@ def _derive_exact(made: Vector, corpus: Mapping[str, Vector]) -> None:
     story = _bare_story(made, corpus)
     outputs, value = oracle.first(story)
     exact, _ = oracle.first(oracle.widened(story))
-    other = oracle.second(story)
     wanted = _wanted(made, story, outputs)
+    other = oracle.second(_compared(story, wanted))
     expect: dict[str, Any] = {}
     for name in wanted:
         how = wanted[name].get("how", "equal")
@@ -170,6 +173,14 @@ def _wanted(made: Vector, story: Story, outputs: Mapping[str, Array]) -> dict[st
     return {**named, **{name: spec for name, spec in pools.items() if name not in named}}
 
 
+def _compared(story: Story, wanted: Mapping[str, Any]) -> Story:
+    """The story with those gradients alone that are compared with a number, not only seen to be finite."""
+    if story.grad is None:
+        return story
+    of = tuple(name for name in story.grad.of if wanted.get(f"grad.{name}", {}).get("how") != "finite")
+    return replace(story, grad=replace(story.grad, of=of) if of else None)
+
+
 def _bare_story(made: Vector, corpus: Mapping[str, Vector]) -> Story:
     return tell({key: value for key, value in made.items() if key != "expect"}, corpus)
 
@@ -262,9 +273,14 @@ def run_model(case: Case, operations: Mapping[str, Callable[..., Any]]) -> Any:
 
 
 def _killed(case: Case, fault: str) -> bool:
-    status = str(run_model(case, mutant(fault)).status)
+    """Whether the fault shows; in a numeric vector with a score of 4 in every operand class it allows, or more."""
+    operands = case.vector.get("operands", ["f64"])
+    loosest = min(operands, key=lambda name: OPERAND_BITS[name])
+    verdict = run_model(replace(case, capability={**case.capability, "operand": loosest}), mutant(fault))
+    if verdict.score is not None and verdict.score < LEAST_KILL:
+        return False
     raises = bool(load_faults().get(fault, {}).get("raises"))  # an exception is a kill only where it is the fault
-    return status.startswith("fail.") or (raises and status == "error")
+    return str(verdict.status).startswith("fail.") or (raises and verdict.status == "error")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

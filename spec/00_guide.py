@@ -24,15 +24,28 @@
 # | writing a kernel | the operation table below, then the clauses that apply to your operations | run the suite on it |
 # | building an engine | pools, slots and rows; the errors below | the import of the fast path |
 # | changing the specification | how a clause is read, below | the lint in the tests |
+#
+# | chapter | says |
+# |---|---|
+# | [Packed sequences](10_packed.py) | where one sequence ends and the next begins, and what must not cross |
+# | [The short convolution](20_conv.py) | the window before every recurrence |
+# | [Pools, slots and rows](30_pools.py) | serving: who reads and writes which memory, for windows and states alike |
+# | [Gates and norms](40_gates.py) | how much is forgotten, and how much is written |
+# | [The delta rule](50_delta.py) | GDN, GDP and KDA, as drawers that are opened and filled |
+# | [Mamba2](55_ssd.py) | a running sum that fades |
+# | [Chunks](60_chunks.py) | the same numbers by matrix products, derived step by step |
+# | [Numbers and gradients](70_numerics.py) | what is rounded, what the gradients are, how a result is judged |
+# | [Installed versions](90_versions.py) | what has to be installed |
 
 # %%
 import re
 
 from statescan.reference.arrays import round_to
 from statescan.reference.conv import causal_conv1d
+from statescan.reference.delta import gated_delta_rule
 from statescan.spec.clauses import parse_chapters
 from statescan.spec.contract import ERRORS, OPERATIONS
-from statescan.spec.notation import Markdown, ids, index, numbers, refusal, runs, taps, tokens
+from statescan.spec.notation import Markdown, ids, index, numbers, one_hot, refusal, runs, taps, tokens, vectors
 
 # %% [markdown]
 # ## How a clause is read
@@ -80,11 +93,14 @@ Markdown(f"{clause.sentence}\n\nExample. {clause.example}\n\nNot this. {clause.n
 #
 # Ids in runs, id x length: `0x3 1x2` is three rows of id 0, then two of id 1. Tensors of one channel as the row of
 # their numbers. Convolutions with the weight 1000, 100, 10, 1, so that the digits of an output spell the tokens it
-# read: with tokens 1, 2, 3 the outputs are `1, 12, 123`.
+# read: with tokens 1, 2, 3 the outputs are `1, 12, 123`. States of the delta rules as lists of drawers, opened by keys
+# that are 1 at one place: 4 written to drawer 0 and 6 to drawer 1 leave `4, 6`.
 
 # %%
 assert runs(ids(0, 0, 0, 1, 1)) == "0x3 1x2"
 assert numbers(causal_conv1d(tokens(1, 2, 3), taps(1000, 100, 10, 1))[0]) == [1, 12, 123]
+k, v = one_hot(0, 1), vectors(4, 6)
+assert numbers(gated_delta_rule(k, k, v, tokens(0, 0), tokens(1, 1), output_final_state=True)[1]) == [4, 6]
 
 # %% [markdown]
 # ## Axes
@@ -171,9 +187,9 @@ refusal(causal_conv1d, tokens(1, 2, 3), taps(10, 1), cu_seqlens=index(0, 3, 2))
 # %% [markdown]
 # ## Rounding
 #
-# 1. Everything is computed in float32 or wider.
+# 1. Everything is computed in float32 or wider (NUM-1).
 # 2. State and window are not rounded inside a call; they are rounded once, when they are stored, to the pool's type.
-# 3. Outputs are rounded once, to the type of `x` or `v`. Every rounding is to nearest, ties to even.
+# 3. Outputs are rounded once, to the type of `x` or `v`. Every rounding is to nearest, ties to even (NUM-2).
 # 4. Between convolution, gates, norm and scan an implementation may round or not; both are right.
 # 5. The same tokens cut into other calls give the same bits on exact inputs, and results within the stated error on
 #    others where pools are float32; a 16-bit pool is compared with a run of the same cuts.

@@ -209,7 +209,7 @@ wrong = mutant("slot-index-wraps")
 assert numbers(wrong["causal_conv1d_update"](tokens([1]), DIGITS, None, pool, index(2))) == [6781]
 
 # %% [markdown]
-# SLOT-6, the declared order of a state's axes, comes with the matrix states.
+# SLOT-6, the declared order of a state's axes, stands with the states that have two: in the chapter of the delta rule.
 
 # %% [markdown]
 # (SLOT-7)=

@@ -57,7 +57,7 @@ assert np.exp(-1024.0) == 0
 # :level: MUST
 # :since: 0.1
 # :source: https://arxiv.org/abs/2312.00752, section 3.6; Megatron-Core, gated delta net
-# :applies: softplus_gate, kda_gate
+# :applies: softplus_gate; kda_gate when given no lower_bound
 # :observable: value
 # :::
 #
@@ -72,6 +72,7 @@ assert np.exp(-1024.0) == 0
 # heads forget faster.
 
 # %%
+assert -1024 + 1054 == 30
 assert numbers(softplus_gate(tokens(-1024), channels(0), channels(1054))) == [-30]
 assert numbers(softplus_gate(tokens(-1), channels(0), channels(1))) == [-0.6931472]
 
@@ -225,7 +226,7 @@ assert numbers(wrong["beta_gate"](b, allow_neg_eigval=True)) == [1, 0, 0.5]
 # Not this. The exponential is rounded to bfloat16 before it is used: 30 times `2.71875` -> `-81.5625`. Fault:
 # parameters-exponentiated-in-their-own-type.
 #
-# Why. All tokens share the rate, so that its error is not averaged out: it adds up over everything a head looks back on.
+# Why. All tokens share the rate, so that its error is not averaged out: it adds up over all that a head looks back on.
 # Rounded in serving and not in training, it makes two models of one.
 
 # %%
@@ -255,8 +256,8 @@ assert numbers(wrong["softplus_gate"](a, rate)) == [-30 * 2.71875] == [-81.5625]
 #
 # Not this. The larger of the two under the root, 4: `0.25, 0.5, 0.5`. Fault: l2norm-epsilon-as-maximum.
 #
-# Why. With the epsilon of `1e-6` the difference is small for a long key and everything for a short one, and short keys
-# are those of tokens that have nothing to say.
+# Why. With the epsilon of `1e-6` the difference is small for a long key and everything for a short one, and the key of
+# a masked token is the shortest there is.
 
 # %%
 assert numbers(l2norm(vectors([1, 2, 2]), eps=16)) == [0.2, 0.4, 0.4]

@@ -192,8 +192,8 @@ def dictionary_lens(drawers: Sequence[float], tokens: Sequence[Token]) -> Figure
     """What every drawer holds after each token, the drawer of the token's key marked; each token reads its own key.
 
     >>> dictionary_lens([8, 16], [(0, 4, 1, 0), (0, 6, 0.5, 0)])
-    Drawers 8, 16 and 2 tokens
-                            0     1
+    Drawers that hold 8, 16, and what each token does
+    drawer                  0     1
     start                   8    16
     write 4 to 0          [4]   16   reads 4
     half-write 6 to 0     [5]   16   reads 5
@@ -205,19 +205,20 @@ def dictionary_lens(drawers: Sequence[float], tokens: Sequence[Token]) -> Figure
         held[key] += beta * (value - held[key])
         lines.append((_deed(key, value, beta, log_decay), list(held), key))
     left, step = 200, CELL + 14
-    elements = [_word(left + n * step + CELL / 2, 16, str(n), anchor="middle", faint=True) for n in range(len(held))]
+    elements = [_word(0, 16, "drawer", faint=True)]
+    elements += [_word(left + n * step + CELL / 2, 16, str(n), anchor="middle", faint=True) for n in range(len(held))]
     for row, (name, contents, key) in enumerate(lines):
         y = 26 + row * (CELL + 8)
         elements.append(_word(0, y + CELL / 2 + 5, name, faint=row == 0))
         for n, number in enumerate(contents):
-            elements += _cell(left + n * step, y, f"{number:g}", COLOURS[1] if n == key else COLOURS[0])
+            elements += _cell(left + n * step, y, _short(number), COLOURS[1] if n == key else COLOURS[0])
             if n == key:
                 elements.append(_outline(left + n * step, y, CELL, CELL))
         if key >= 0:
-            said = f"reads {contents[key]:g}"
+            said = f"reads {_short(contents[key])}"
             elements.append(_word(left + len(held) * step + 6, y + CELL / 2 + 5, said))
     return Figure(
-        f"Drawers {', '.join(f'{number:g}' for number in drawers)} and {len(tokens)} tokens", _lens_text(lines),
+        f"Drawers that hold {', '.join(f'{x:g}' for x in drawers)}, and what each token does", _lens_text(lines),
         left + len(held) * step + 90, 26 + len(lines) * (CELL + 8), tuple(elements),
     )  # fmt: skip
 
@@ -233,13 +234,17 @@ def _deed(key: int, value: float, beta: float, log_decay: float) -> str:
     return f"forget, {word}" if left == 0 else f"fade to {left:.2g}, {word}"
 
 
+def _short(number: float) -> str:
+    return f"{number:g}" if number == int(number) else f"{number:.3g}"
+
+
 def _lens_text(lines: Sequence[tuple[str, list[float], int]]) -> str:
     wide = max(16, *(len(name) for name, _, _ in lines)) + 2
-    text = [" " * wide + "".join(f"{n:>6}" for n in range(len(lines[0][1])))]
+    text = [f"{'drawer':<{wide}}" + "".join(f"{n:>6}" for n in range(len(lines[0][1])))]
     for name, contents, key in lines:
-        cells = "".join(f"{f'[{x:g}]' if n == key else f'{x:g} ' if key >= 0 else f'{x:g}':>6}"
+        cells = "".join(f"{f'[{_short(x)}]' if n == key else f'{_short(x)} ' if key >= 0 else _short(x):>6}"
                         for n, x in enumerate(contents))  # fmt: skip
-        text.append(f"{name:<{wide}}{cells}{f'  reads {contents[key]:g}' if key >= 0 else ''}")
+        text.append(f"{name:<{wide}}{cells}{f'  reads {_short(contents[key])}' if key >= 0 else ''}")
     return "\n".join(text)
 
 
@@ -252,7 +257,7 @@ def decay_map(log_decays: Sequence[float], cu_seqlens: Sequence[int]) -> Figure:
     """How much of what token j wrote is left in the state after token t, and how much of the entering state.
 
     >>> decay_map([0, -0.6931472, -0.6931472, 0], [0, 3, 4])
-    What is left after each token, segments of 3 and 1 tokens
+    What is left after each token, segments of 3, 1 tokens
     after  entering     0     1     2     3
         0         1     1     .     .     .
         1       0.5   0.5     1     .     .
@@ -281,7 +286,7 @@ def decay_map(log_decays: Sequence[float], cu_seqlens: Sequence[int]) -> Figure:
         elements.append(_rule(f"M{LEFT + 66 + offset * CELL} 22V{26 + len(owner) * CELL}"))
     lengths = [str(end - start) for start, end in itertools.pairwise(offsets)]
     return Figure(
-        f"What is left after each token, segments of {' and '.join(lengths)} tokens", _decay_text(kept),
+        f"What is left after each token, segments of {', '.join(lengths)} tokens", _decay_text(kept),
         LEFT + 66 + len(owner) * CELL + 4, 30 + len(owner) * CELL, tuple(elements),
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ from statescan.spec.clauses import (
     split_cells,
 )
 from statescan.spec.contract import CLAUSES
-from statescan.spec.figures import committed, conv_window, segment_strip
+from statescan.spec.figures import chunk_grid, committed, conv_window, decay_map, dictionary_lens, segment_strip
 
 ROOT = Path(__file__).parent.parent
 KEYWORD = re.compile(rf"\b(?:{'|'.join(LEVELS)})\b")
@@ -221,7 +221,13 @@ def test_figure_on_disk_is_up_to_date(name: str) -> None:
     assert (ROOT / "docs" / name).read_text("utf-8") == committed()[name]._repr_svg_()
 
 
-@pytest.mark.parametrize("figure", [segment_strip([0, 2, 2, 3], 5), conv_window([5, 6], [1], [10, 1])])
+@pytest.mark.parametrize(
+    "figure",
+    [
+        segment_strip([0, 2, 2, 3], 5), conv_window([5, 6], [1], [10, 1]), dictionary_lens([8, 16], [(0, 4, 0.25, -2)]),
+        decay_map([0, -1, -1024], [0, 1, 1, 3]), chunk_grid([0, 3, 3], 2),
+    ],
+)  # fmt: skip
 def test_figure_says_the_same_without_the_picture(figure: object) -> None:
     svg = figure._repr_svg_()  # type: ignore[attr-defined]
     assert re.search(r"<title [^>]*>.+</title>", svg)

@@ -12,6 +12,7 @@ from builtins import range as count
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 from statescan.conformance.adapter import Adapter, Unsupported
@@ -179,6 +180,26 @@ def prefill(kernel: Function) -> Function:
         )  # fmt: skip
         store(state_pool, write, states)
         return silence(o, cu_seqlens, padding(read_slots, write))
+
+    return call
+
+
+def by_row(kernel: Function) -> Function:
+    """A function that takes no offsets, called for each row of a pack; rows past the last offset are no row's."""
+
+    def call(*, cu_seqlens: Tensor, initial_state: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+        import torch
+
+        if int(cu_seqlens[-1]) < given["q"].shape[1]:
+            raise Unsupported("padded_rows")
+        tokens = {name: value for name, value in given.items() if name in ("q", "k", "v", "g", "beta")}
+        settings = {name: value for name, value in given.items() if name not in tokens}
+        done = [
+            kernel(**{name: value[:, start:end] for name, value in tokens.items()}, **settings,
+                   initial_state=initial_state[n : n + 1])
+            for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist()))
+        ]  # fmt: skip
+        return torch.cat([o for o, _ in done], dim=1), torch.cat([state for _, state in done])
 
     return call
 

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import metadata
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -24,18 +25,21 @@ PINNED = {"fla-core": "0.6.0", "causal-conv1d": "1.7.0"}
 LARGE = ("fla_entering_window_offset_32_bit", "causal_conv1d_varlen_states_offset_32_bit")
 """Scripts that need 9 GB of memory."""
 
+_EXTENSION = "causal_conv1d_cuda"
 _MODULES = {"fla-core": "fla", "causal-conv1d": "causal_conv1d"}
 
 Reproduction = Callable[[], tuple[Any, Any]]
 """Returns what is expected and what came out, as plain numbers."""
 
 
-def main(package: str, reproduce: Reproduction, *, or_refused: bool = False) -> NoReturn:
+def main(package: str, reproduce: Reproduction, *, or_refused: bool = False, compiled: bool = False) -> NoReturn:
     """Run a reproduction on the GPU, or interpreted where there is none; print both sides, and exit as said above.
 
-    `or_refused`: a call that raises is right as well.
+    `or_refused`: a call that raises is right as well. `compiled`: causal-conv1d's own extension is needed.
     """
     absent = interpreter.missing(package, _MODULES[package], "torch", "triton")
+    if compiled and not absent and not _has_extension():
+        absent = f"{package} is installed without its compiled extension"
     if absent:
         print(absent)
         raise SystemExit(ABSENT)
@@ -57,5 +61,10 @@ def _prepare() -> None:
     import torch
 
     torch.set_default_device(interpreter.prepare())
-    # causal-conv1d imports its compiled extension, which no reproduction calls
-    sys.modules.setdefault("causal_conv1d_cuda", ModuleType("causal_conv1d_cuda"))
+    if not _has_extension():  # causal-conv1d imports it first of all, also where nothing calls it
+        sys.modules.setdefault(_EXTENSION, ModuleType(_EXTENSION))
+
+
+def _has_extension() -> bool:
+    stand_in = sys.modules.get(_EXTENSION)
+    return find_spec(_EXTENSION) is not None if stand_in is None else hasattr(stand_in, "causal_conv1d_fwd")

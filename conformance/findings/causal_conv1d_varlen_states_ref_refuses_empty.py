@@ -9,11 +9,12 @@ def reproduce() -> tuple[Any, Any]:
     import torch
     from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states_ref
 
-    x, expected = torch.tensor([[1.0], [2.0]]), [[[0.0, 0.0]], [[1.0, 2.0]]]
+    x, offsets = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 0, 2])
     try:
-        return expected, causal_conv1d_varlen_states_ref(x, torch.tensor([0, 0, 2]), 2).tolist()
+        states = causal_conv1d_varlen_states_ref(x, offsets, 2).tolist()
     except RuntimeError as error:
-        return expected, f"RuntimeError: {error}"
+        states = f"RuntimeError: {error}"
+    return [[[0.0, 0.0]], [[1.0, 2.0]]], states
 
 
 if __name__ == "__main__":

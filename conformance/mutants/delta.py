@@ -216,6 +216,8 @@ class StateModel:
     """The token tensor with one row a token."""
     valued = ""
     """The token tensor whose type and head shape the outputs have; stored over by a certain fault."""
+    content: tuple[str, ...] = ()
+    """The token tensors without gates: what is zero in an all-zero token."""
 
     def __init__(self, fault: str | None = None, chunk: int | None = None) -> None:
         self.fault, self.chunk = fault, chunk
@@ -408,8 +410,11 @@ class StateModel:
         batch, steps = call[self.leading].shape[:2]
         starts, ends = self._bounds(call, batch, steps)
         if self.fault == "trailing-zero-tokens-dropped":
-            tokens = np.abs(self._flat(call[self.valued])).reshape(batch * steps, -1).max(axis=1, initial=0)
-            ends = np.array([_real_end(tokens, s, e) for s, e in zip(starts, ends, strict=True)], np.int64)
+            filled = np.zeros(batch * steps, np.bool_)
+            for name in self.content:
+                rows = (self._flat(call[name]) != 0).any(axis=(1, 2))
+                filled |= rows.reshape(len(filled), len(rows) // max(len(filled), 1)).any(axis=1)
+            ends = np.array([_real_end(filled, s, e) for s, e in zip(starts, ends, strict=True)], np.int64)
         live = np.ones(len(ends), np.bool_) if rows is None else self._alive(rows)
         entering = self._given(call, len(ends)) if rows is None else self._enter(call, rows)
         if self.fault == "state-empty-segment-shifts-later-rows":
@@ -747,8 +752,10 @@ class StateModel:
                 solved, inner, state = self._solve(part, entered, before, [at for _, at in marks])
                 solved, state = self._at_the_edge(launch, chunk, part, solved, state)
                 outputs[chunk.start : chunk.end] = solved
-            grid = self.fault == "snapshot-rounded-to-the-chunk-grid" and launch.packed
-            states.update({mark: entered if grid else found for (mark, _), found in zip(marks, inner, strict=True)})
+            for (mark, at), found in zip(marks, inner, strict=True):
+                between = launch.packed and at < chunk.end - chunk.start
+                rounded_down = self.fault == "snapshot-rounded-to-the-chunk-grid" and between
+                states[mark] = entered if rounded_down else found
             last = (chunk.row, int(launch.ends[chunk.row] - launch.starts[chunk.row]))
             if last in wanted:  # a later chunk of the row writes it again
                 states[last] = state
@@ -962,9 +969,9 @@ def _compacted(starts: Index, ends: Index, live: Mask) -> tuple[Index, Index, Ma
     return starts, ends, live & ((row < np.count_nonzero(filled)) | ~filled)
 
 
-def _real_end(largest: Float64, start: int, end: int) -> int:
+def _real_end(filled: Mask, start: int, end: int) -> int:
     """The end of a row without the all-zero tokens at it."""
-    while end > start and largest[end - 1] == 0:
+    while end > start and not filled[end - 1]:
         end -= 1
     return int(end)
 
@@ -980,7 +987,7 @@ L2NORM_EPS = 1e-6
 class DeltaModel(StateModel):
     """The gated delta rule and its siblings with at most one fault."""
 
-    leading, valued = "q", "v"
+    leading, valued, content = "q", "v", ("q", "k", "v")
 
     # -----------------------------------------------------------------------------------------------------------------
     # Arguments
@@ -1138,7 +1145,7 @@ class DeltaModel(StateModel):
         q, k, v, g, beta = (np.ascontiguousarray(piece.swapaxes(0, 1)) for piece in part)  # [HV, L, ...]
         between, entry = self._decays(g, before)
         size = k.shape[1]
-        system = beta[:, :, None] * _scores(k, between, k) * np.tri(size, k=-1)
+        system = beta[:, :, None] * _scores(k, between, k) * np.tri(size)
         u = self._substitute(system, beta[:, :, None] * (v - (entry * k) @ state))
         seen = (self._entry_for_outputs(g, entry) * q) @ self._state_for_outputs(state)
         o = seen + (_scores(q, between, k) * self._output_mask(size)) @ u
@@ -1152,12 +1159,14 @@ class DeltaModel(StateModel):
         return o.swapaxes(0, 1), [after(rows) for rows in marks], after(size)
 
     def _substitute(self, system: Float64, right: Float64) -> Float64:
-        """u with u + system u = right, system `[HV, L, L]` strictly lower triangular."""
+        """u with u + system u = right, where only what lies below the diagonal of system `[HV, L, L]` counts."""
         if self.fault == "solve-cut-to-one-step":
-            return np.asarray(right - system @ right)
+            return np.asarray(right - np.tril(system, -1) @ right)
         u = np.zeros(right.shape)
         for i in range(right.shape[1]):
             u[:, i] = right[:, i] - (system[:, i, None, :i] @ u[:, :i])[:, 0]
+            if self.fault == "system-with-diagonal":
+                u[:, i] /= 1.0 + system[:, i, i, None]
         return u
 
     # -----------------------------------------------------------------------------------------------------------------

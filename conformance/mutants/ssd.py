@@ -63,7 +63,7 @@ def build_chunked(fault: str | None = None, chunk: int = CHUNK) -> Mapping[str, 
 class SsdModel(StateModel):
     """The Mamba2 recurrence with at most one fault."""
 
-    leading, valued = "x", "x"
+    leading, valued, content = "x", "x", ("x", "B", "C")
 
     # -----------------------------------------------------------------------------------------------------------------
     # Arguments

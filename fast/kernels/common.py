@@ -35,8 +35,10 @@ def rn(x, dtype: tl.constexpr):
         u = x.to(tl.float32).to(tl.uint32, bitcast=True)
         u = (u + 0x7FFF + ((u >> 16) & 1)) >> 16
         u = tl.where(x != x, 0x7FC0, u)  # the carry of a NaN's payload would make a number of it
-        return u.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return x.to(dtype)
+        y = u.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        y = x.to(dtype)
+    return y
 
 
 @triton.jit
@@ -52,19 +54,24 @@ def dot(a, b, precision: tl.constexpr = "ieee"):
 def exp_of_minus(x):
     """e^-x for float32 x; what is below 2^-126 may be 0, so add it to something."""
     if INTERP:
-        return tl.exp(-x)
-    # the plain forms spend three instructions more on results below 2^-126
-    return tl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
-    )
+        y = tl.exp(-x)
+    else:  # the plain form spends three instructions more on results below 2^-126
+        y = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return y
 
 
 @triton.jit
 def reciprocal(x):
     """1 / x for float32 x >= 1, within an ulp; 0 for infinity."""
     if INTERP:
-        return 1.0 / x
-    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        y = 1.0 / x
+    else:
+        y = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return y
 
 
 @triton.jit
@@ -132,14 +139,19 @@ def load_row(cu_seqlens_ptr, n, total):
 def unpack(word, j, kind: tl.constexpr):
     """Element j of type `kind` in words that hold several, the first in the lowest bits; in float32."""
     if kind.primitive_bitwidth == 16:
-        return widen((word >> (16 * j)).to(tl.uint16).to(kind, bitcast=True))
-    return (word >> (32 * j)).to(tl.uint32).to(kind, bitcast=True)
+        value = widen((word >> (16 * j)).to(tl.uint16).to(kind, bitcast=True))
+    else:
+        value = (word >> (32 * j)).to(tl.uint32).to(kind, bitcast=True)
+    return value
 
 
 @triton.jit
 def push(word, x, kind: tl.constexpr):
     """The words without their first element and with x, rounded to `kind`, as their last."""
     total: tl.constexpr = word.dtype.primitive_bitwidth
-    if kind.primitive_bitwidth == 16:
-        return (word >> 16) | (rn(x, kind).to(tl.uint16, bitcast=True).to(word.dtype) << (total - 16))
-    return (word >> 32) | (x.to(tl.uint32, bitcast=True).to(word.dtype) << 32)
+    bits: tl.constexpr = kind.primitive_bitwidth
+    if bits == 16:
+        last = rn(x, kind).to(tl.uint16, bitcast=True).to(word.dtype)
+    else:
+        last = x.to(tl.uint32, bitcast=True).to(word.dtype)
+    return (word >> bits) | (last << (total - bits))

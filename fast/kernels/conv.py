@@ -21,7 +21,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from statescan.fast.kernels.common import load_row, load_slots, load_update_rows, push, rn, silu, unpack, widen
+from statescan.fast.kernels.common import (
+    load_row,
+    load_slots,
+    load_update_rows,
+    push,
+    rn,
+    sigmoid,
+    silu,
+    unpack,
+    widen,
+)
 
 FAR = tl.constexpr(2**31 - 1)
 """No token lies there: the end of what comes after the last row."""
@@ -313,20 +323,239 @@ def store_columns(out_ptr, sw, mask, h1, h2, h3, h4, W: tl.constexpr):
 
 
 @triton.jit
-def load_rows(
-    pool_ptr, ps, pc, pw, slot, c, mask, oldest, W: tl.constexpr, WORD: tl.constexpr
+def slope(total, SILU: tl.constexpr):
+    """Derivative of the activation at its argument."""
+    if SILU:
+        s = sigmoid(total)
+        d = s + total * s * (1.0 - s)
+    else:
+        d = total * 0.0 + 1.0
+    return d
+
+
+@triton.jit
+def last_columns(final_ptr, sw, older, mask):
+    """Cotangent of the final window in the column of the input `older` places before the newest; 0 if there is none."""
+    return widen(tl.load(column(final_ptr, older, sw), mask=mask, other=0.0))
+
+
+@triton.jit
+def backward_row(
+    n, c, cm, x_ptr, sxt, dy_ptr, sdt, w_ptr, swc, sww, b_ptr, sb, cu_ptr, from_ptr, fs, fc, fw, final_ptr, gs, gc, gw,
+    enter_ptr, C, T, W: tl.constexpr, SILU: tl.constexpr, WORD: tl.constexpr,
 ):  # fmt: skip
+    """Cotangent of row n's entering window, from its first W - 1 tokens and from what of it is left at the end."""
+    start = tl.cast(0, tl.int64)
+    end = tl.cast(T, tl.int64)
+    if cu_ptr is not None:
+        start, end = load_row(cu_ptr, n, T)
+    bias, w1, w2, w3, w4 = load_taps(w_ptr, swc, sww, b_ptr, sb, c, cm, W, WORD)
+    row = tl.cast(n, tl.int64)
+    h1, h2, h3, _ = load_window(from_ptr + row * fs + c * fc, fw, cm, False, W)
+    d1 = bias * 0.0
+    d2 = d1
+    d3 = d1
+    d4 = d1
+    for i in tl.static_range(W - 1):
+        here = cm & (start + i < end)
+        x = widen(tl.load(x_ptr + (start + i) * sxt, mask=here, other=0.0))
+        g = widen(tl.load(dy_ptr + (start + i) * sdt, mask=here, other=0.0))
+        g = tl.where(here, g * slope(tap_sum(bias, w1, w2, w3, w4, x, h1, h2, h3, W), SILU), 0.0)
+        if i == 0:
+            d1 = tl.fma(g, w2, d1)
+            d2 = tl.fma(g, w3, d2) if W > 2 else d2
+            d3 = tl.fma(g, w4, d3) if W > 3 else d3
+        if i == 1:
+            d1 = tl.fma(g, w3, d1)
+            d2 = tl.fma(g, w4, d2) if W > 3 else d2
+        if i == 2:
+            d1 = tl.fma(g, w4, d1)
+        h3 = h2
+        h2 = h1
+        h1 = x
+    if final_ptr is not None:
+        # an entering column that is not pushed out stands `count` places further left at the end
+        count = end - start
+        last_ptr = final_ptr + row * gs + c * gc
+        d1 += last_columns(last_ptr, gw, W - 1 - count, cm & (count >= 0) & (count <= W - 1))
+        d2 += last_columns(last_ptr, gw, W - 2 - count, cm & (count >= 0) & (count <= W - 2))
+        d3 += last_columns(last_ptr, gw, W - 3 - count, cm & (count >= 0) & (count <= W - 3)) if W > 2 else d3
+        d4 += last_columns(last_ptr, gw, W - 4 - count, cm & (count >= 0) & (count <= W - 4)) if W > 3 else d4
+    kind = enter_ptr.dtype.element_ty
+    out_ptr = enter_ptr + (row * C + c) * W
+    tl.store(out_ptr + (W - 1), rn(d1, kind), mask=cm)
+    tl.store(out_ptr + (W - 2), rn(d2, kind), mask=cm)
+    if W > 2:
+        tl.store(out_ptr + (W - 3), rn(d3, kind), mask=cm)
+    if W > 3:
+        tl.store(out_ptr, rn(d4, kind), mask=cm)
+
+
+@triton.jit
+def backward_tile(
+    first, c, cm, x_ptr, sxt, dy_ptr, sdt, dx_ptr, w_ptr, swc, sww, b_ptr, sb, cu_ptr, from_ptr, fs, fc, fw,
+    final_ptr, gs, gc, gw, part_ptr, row, N, C, T,
+    W: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, WORD: tl.constexpr,
+):  # fmt: skip
+    """Cotangents of the inputs of tokens `first` to `first + BT`, and this tile's part of those of taps and bias.
+
+    Goes over the tokens once, and W - 1 further for those whose inputs lie in the tile; pk is the part of the cotangent
+    of the input k tokens back that is known so far. Nothing of a token outside every row is used.
+    """
+    t = tl.cast(first, tl.int64)
+    end = t + BT
+    bias, w1, w2, w3, w4 = load_taps(w_ptr, swc, sww, b_ptr, sb, c, cm, W, WORD)
+    start = tl.cast(0, tl.int64)
+    after = tl.cast(T, tl.int64)
+    live = t >= 0
+    if cu_ptr is not None:
+        row = tl.cast(find_row(cu_ptr, N, t), tl.int32)
+        start, after, live = row_facts(row, cu_ptr, None, None, N, T, 0)
+    e1 = bias * 0.0
+    e2 = e1
+    e3 = e1
+    e4 = e1
+    if from_ptr is not None:
+        near = cm & live & (t - start < W)
+        e1, e2, e3, e4 = load_window(from_ptr + tl.cast(row, tl.int64) * fs + c * fc, fw, near, False, W)
+    h1 = tl.where(live, window_back(1, x_ptr, sxt, t, start, e1, e2, e3, e4, cm & live), 0.0)
+    h2 = tl.where(live, window_back(2, x_ptr, sxt, t, start, e1, e2, e3, e4, cm & live), 0.0)
+    h3 = tl.where(live, window_back(3, x_ptr, sxt, t, start, e1, e2, e3, e4, cm & live), 0.0)
+    p1 = bias * 0.0
+    p2 = p1
+    p3 = p1
+    db = p1
+    d1 = p1
+    d2 = p1
+    d3 = p1
+    d4 = p1
+    x_next = tl.load(x_ptr + t * sxt, mask=cm & (t < T), other=0.0)
+    g_next = tl.load(dy_ptr + t * sdt, mask=cm & (t < T), other=0.0)
+    for _ in range(0, tl.minimum(BT + W - 1, T - first)):
+        x = widen(x_next)
+        g = widen(g_next)
+        x_next = tl.load(x_ptr + (t + 1) * sxt, mask=cm & (t + 1 < T), other=0.0)
+        g_next = tl.load(dy_ptr + (t + 1) * sdt, mask=cm & (t + 1 < T), other=0.0)
+        if cu_ptr is not None:
+            if t >= after:
+                while t >= after:
+                    row += 1
+                    after = tl.load(cu_ptr + row + 1, mask=row < N, other=FAR).to(tl.int64)
+                start, after, live = row_facts(row, cu_ptr, None, None, N, T, 0)
+                h1 = bias * 0.0
+                h2 = h1
+                h3 = h1
+                if from_ptr is not None:
+                    entering_ptr = from_ptr + tl.cast(row, tl.int64) * fs + c * fc
+                    h1, h2, h3, _ = load_window(entering_ptr, fw, cm & live, False, W)
+                p1 = bias * 0.0
+                p2 = p1
+                p3 = p1
+        x = tl.where(live, x, 0.0)
+        g = tl.where(live, g, 0.0)
+        g = g * slope(tap_sum(bias, w1, w2, w3, w4, x, h1, h2, h3, W), SILU)
+        own = tl.where(live & (t < end), g, 0.0)
+        db += own
+        d1 = tl.fma(own, x, d1)
+        d2 = tl.fma(own, h1, d2)
+        p1 = tl.fma(w2, g, p1)
+        if W > 2:
+            d3 = tl.fma(own, h2, d3)
+            p2 = tl.fma(w3, g, p2)
+        if W > 3:
+            d4 = tl.fma(own, h3, d4)
+            p3 = tl.fma(w4, g, p3)
+        p0 = w1 * g
+        left = after - t  # tokens of the row from this one on
+        if final_ptr is not None:
+            if live & (left <= W):
+                last_ptr = final_ptr + tl.cast(row, tl.int64) * gs + c * gc
+                p0 += last_columns(last_ptr, gw, W - left, cm)
+        low = tl.maximum(start, first)
+        ends = live & (left == 1)
+        store_cotangent(dx_ptr, t, p0, C, cm & (ends | (live == 0)), low, end, live)
+        store_cotangent(dx_ptr, t - 1, p1, C, cm & live & (ends | (W == 2)), low, end, live)
+        if W > 2:
+            store_cotangent(dx_ptr, t - 2, p2, C, cm & live & (ends | (W == 3)), low, end, live)
+        if W > 3:
+            store_cotangent(dx_ptr, t - 3, p3, C, cm & live, low, end, live)
+        p3 = p2
+        p2 = p1
+        p1 = p0
+        h3 = h2
+        h2 = h1
+        h1 = x
+        t += 1
+    tl.store(part_ptr, db, mask=cm)
+    tl.store(part_ptr + C, d1, mask=cm)
+    tl.store(part_ptr + 2 * C, d2, mask=cm)
+    if W > 2:
+        tl.store(part_ptr + 3 * C, d3, mask=cm)
+    if W > 3:
+        tl.store(part_ptr + 4 * C, d4, mask=cm)
+
+
+@triton.jit
+def store_cotangent(dx_ptr, token, value, C, mask, low, end, live):
+    """Store the cotangent of one token's input if the token is this tile's; 0 outside rows."""
+    value = rn(tl.where(live, value, 0.0), dx_ptr.dtype.element_ty)
+    tl.store(dx_ptr + token * C, value, mask=mask & (token >= low) & (token < end))
+
+
+@triton.jit(do_not_specialize=["N", "T", "tiles"])
+def conv_backward_kernel(
+    x_ptr, sxb, sxt, sxc, dy_ptr, sdb, sdt, sdc, w_ptr, swc, sww, b_ptr, sb, cu_ptr, from_ptr, fs, fc, fw,
+    final_ptr, gs, gc, gw, dx_ptr, part_ptr, enter_ptr, N, T, C, tiles, blocks,
+    W: tl.constexpr, SILU: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, WORD: tl.constexpr,
+):  # fmt: skip
+    """dx `[batch, T, C]`, parts `[batch * tiles, W + 1, C]` of bias (0) and taps (newest 1), enter `[N, C, W]`.
+
+    cu_ptr None: each batch row is one row. from_ptr None: rows are fresh, and enter_ptr is None. final_ptr: cotangents
+    of the final windows, or None.
+    """
+    program = tl.program_id(0)
+    block = program % blocks
+    job = program // blocks
+    c32 = block * BC + tl.arange(0, BC)
+    cm = c32 < C
+    c = c32.to(tl.int64)
+    rows = N
+    if enter_ptr is None:
+        rows = N * 0
+    if job < rows:
+        if enter_ptr is not None:
+            batch = tl.cast(0, tl.int64)
+            if cu_ptr is None:
+                batch = job.to(tl.int64)
+            backward_row(
+                job, c, cm, x_ptr + batch * sxb + c * sxc, sxt, dy_ptr + batch * sdb + c * sdc, sdt, w_ptr, swc, sww,
+                b_ptr, sb, cu_ptr, from_ptr, fs, fc, fw, final_ptr, gs, gc, gw, enter_ptr, C, T, W, SILU, WORD,
+            )  # fmt: skip
+    else:
+        tile = job - rows
+        batch = (tile // tiles).to(tl.int64)
+        backward_tile(
+            (tile % tiles) * BT, c, cm, x_ptr + batch * sxb + c * sxc, sxt, dy_ptr + batch * sdb + c * sdc, sdt,
+            dx_ptr + batch * T * C + c, w_ptr, swc, sww, b_ptr, sb, cu_ptr, from_ptr, fs, fc, fw, final_ptr, gs, gc,
+            gw, part_ptr + tile.to(tl.int64) * (W + 1) * C + c, tile // tiles, N, C, T, W, SILU, BT, WORD,
+        )  # fmt: skip
+
+
+@triton.jit
+def load_rows(pool_ptr, ps, pc, pw, slot, c, mask, oldest, W: tl.constexpr, WORD: tl.constexpr):
     """Windows of a block of slots from the newest column, in float32; with WORD a window is one word, returned too."""
     kind = pool_ptr.dtype.element_ty
+    place = pool_ptr + slot * ps + c * pc
     if WORD is not None:
-        place = pool_ptr + slot * ps + c * pc
         word = tl.load(place.to(tl.pointer_type(WORD), bitcast=True), mask=mask, other=0)
         h1 = unpack(word, W - 1, kind)
         h2 = unpack(word, W - 2, kind) if W > 2 else h1
         h3 = unpack(word, W - 3, kind) if W > 3 else h1
-        return h1, h2, h3, h1, word
-    h1, h2, h3, h4 = load_window(pool_ptr + slot * ps + c * pc, pw, mask, oldest, W)
-    return h1, h2, h3, h4, tl.zeros(h1.shape, tl.uint32)
+        h4 = h1
+    else:
+        h1, h2, h3, h4 = load_window(place, pw, mask, oldest, W)
+        word = tl.zeros(h1.shape, tl.uint32)
+    return h1, h2, h3, h4, word
 
 
 @triton.jit

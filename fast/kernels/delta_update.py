@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from statescan.fast.kernels.common import load_update_rows, rn, widen
+from statescan.fast.kernels.common import load_update_rows, rn
 from statescan.fast.kernels.tiles import (
     beside_columns,
     beside_rows,
@@ -42,11 +42,11 @@ def run_token(
 
     k, v, beta are those of the token's first copy; the pointers lead to them, for the copies behind it.
     """
-    q = widen(q)
+    q = q.to(tl.float32)
     if L2NORM:
         scale = scale * tl.rsqrt(inner(q, q) + EPS)
     # DECAY
-    decay = tl.exp(widen(g))
+    decay = tl.exp(g.to(tl.float32))
     if PER_CHANNEL:
         decay = beside_rows(decay)
     state = state * decay
@@ -56,18 +56,19 @@ def run_token(
             k = load_columns(k_ptr + m * k_j, k_k, kk, K, WHOLE)
             v = load_rows(v_ptr + m * v_j, v_v, vv, V)
             beta = tl.load(beta_ptr + m * beta_j)
-        k = widen(k)
+        k, v, beta = k.to(tl.float32), v.to(tl.float32), beta.to(tl.float32)
+        keys = beside_rows(k)
         # CORRECT
-        known = sum_columns(state * beside_rows(k))
-        correction = widen(beta) * (widen(v) - known)
+        known = sum_columns(state * keys)
+        correction = beta * (v - known)
         if L2NORM:
             inverse = tl.rsqrt(inner(k, k) + EPS)
-            correction = widen(beta) * (widen(v) - known * inverse) * inverse
+            correction = beta * (v - known * inverse) * inverse
         # READ, of what this last write will leave
         if m == M - 1:
             out = (sum_columns(state * beside_rows(q)) + inner(q, k) * correction) * scale
         # WRITE
-        state = tl.fma(beside_rows(k), beside_columns(correction), state)
+        state = tl.fma(keys, beside_columns(correction), state)
     return state, out
 
 
@@ -117,9 +118,12 @@ def delta_update_kernel(
     else:
         g_next = tl.load(g)
 
-    inside = (beside_rows(kk) < K) & (beside_columns(vv) < V)
-    slab = hv * POOL_H + (beside_rows(kk) * POOL_K + beside_columns(vv) * POOL_V)
-    entry = hv * ENTRIES_H + (beside_rows(kk) * ENTRIES_K + beside_columns(vv) * ENTRIES_V)
+    columns, lines = beside_rows(kk), beside_columns(vv)
+    inside = (columns < K) & (lines < V)
+    slab = hv * POOL_H + (columns * POOL_K + lines * POOL_V)
+    entry = slab
+    if entries is not None:
+        entry = hv * ENTRIES_H + (columns * ENTRIES_K + lines * ENTRIES_V)
     state = load_state(
         pool, entries, num_accepted, read, accepted, slab, entry, inside, pool_n, entries_n, ENTRIES_J
     )  # fmt: skip

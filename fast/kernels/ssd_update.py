@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from statescan.fast.kernels.common import load_update_rows, rn, silu, softplus, widen
+from statescan.fast.kernels.common import load_update_rows, rn, silu, softplus
 from statescan.fast.kernels.tiles import (
     beside_columns,
     beside_rows,
@@ -29,23 +29,23 @@ from statescan.fast.kernels.tiles import (
 @triton.jit
 def run_token(state, x, dt, B, C, z, A, D, dt_bias, least, largest, SOFTPLUS: tl.constexpr):
     """One token: the state after it and its output `[BP]`. D, z and dt_bias may be None."""
-    x = widen(x)
+    x = x.to(tl.float32)
     # DISCRETISE
-    dt = widen(dt)
+    dt = dt.to(tl.float32)
     if dt_bias is not None:
         dt += dt_bias
     if SOFTPLUS:
         dt = softplus(dt)
     dt = tl.minimum(tl.maximum(dt, least), largest)
     # DECAY, WRITE
-    written = beside_columns(x * dt) * beside_rows(widen(B))
+    written = beside_columns(x * dt) * beside_rows(B.to(tl.float32))
     state = tl.fma(state, tl.exp(dt * A), written)
     # READ
-    y = sum_columns(state * beside_rows(widen(C)))
+    y = sum_columns(state * beside_rows(C.to(tl.float32)))
     if D is not None:
         y += D * x
     if z is not None:
-        y *= silu(widen(z))
+        y *= silu(z.to(tl.float32))
     return state, y
 
 
@@ -87,21 +87,24 @@ def ssd_update_kernel(
     dt_next = tl.load(dt)
     B_next = load_columns(B, B_r, rr, R, WHOLE)
     C_next = load_columns(C, C_r, rr, R, WHOLE)
-    rate = widen(tl.load(A + h * A_h))
+    rate = tl.load(A + h * A_h).to(tl.float32)
     skip = None
     if D is not None:
-        skip = widen(load_rows(D + h * D_h, D_p, pp, P))
+        skip = load_rows(D + h * D_h, D_p, pp, P).to(tl.float32)
     bias = None
     if dt_bias is not None:
-        bias = widen(tl.load(dt_bias + h * bias_h))
+        bias = tl.load(dt_bias + h * bias_h).to(tl.float32)
     z_next = None
     if z is not None:
         z += n * z_n + h * z_h
         z_next = load_rows(z, z_p, pp, P)
 
-    inside = (beside_rows(rr) < R) & (beside_columns(pp) < P)
-    slab = h * POOL_H + (beside_rows(rr) * POOL_R + beside_columns(pp) * POOL_P)
-    entry = h * ENTRIES_H + (beside_rows(rr) * ENTRIES_R + beside_columns(pp) * ENTRIES_P)
+    columns, lines = beside_rows(rr), beside_columns(pp)
+    inside = (columns < R) & (lines < P)
+    slab = h * POOL_H + (columns * POOL_R + lines * POOL_P)
+    entry = slab
+    if entries is not None:
+        entry = h * ENTRIES_H + (columns * ENTRIES_R + lines * ENTRIES_P)
     state = load_state(
         pool, entries, num_accepted, read, accepted, slab, entry, inside, pool_n, entries_n, ENTRIES_J
     )  # fmt: skip

@@ -1,0 +1,113 @@
+"""The Mamba2 recurrence on CUDA tensors (SSD).
+
+Names, arguments and meaning are those of `statescan.reference.ssd`. Decode reads and writes pools in place through slot
+indices, honours any strides, never waits for the device, and compiles nothing for what a batch contains: a call can be
+captured in a CUDA graph and replayed with other slots, counts and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from statescan.fast.checks import as_index, check_call
+from statescan.fast.delta import check_steps
+from statescan.fast.kernels.ssd_update import ssd_update_kernel
+from statescan.fast.launch import device_of, is_traced, register, strides
+from statescan.fast.tiling import Tile, reaches_far, slot_strides, state_tile
+from statescan.spec.contract import UnsupportedError
+
+ANY_STEP = (0.0, float("inf"))
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", "Tensor | None"]
+"""x, dt, A, B, C, D, z, dt_bias."""
+
+
+def ssd_update(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
+    state_pool: Tensor, read_slots: Tensor, write_slots: Tensor | None = None,
+    intermediate_states: Tensor | None = None, num_accepted: Tensor | None = None, num_tokens: Tensor | None = None,
+    *, dt_softplus: bool = True, dt_limit: tuple[float, float] = ANY_STEP, check: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """The Mamba2 recurrence on J tokens a row, state from and to its slot (SLOT-2, SLOT-3, SPEC-1).
+
+    x, z `[N, J, H, P]`, dt `[N, J, H]`, A, dt_bias `[H]`, B, C `[N, J, G, R]`, D `[H]` or `[H, P]`, state_pool
+    `[slots, H, P, R]`; entry j of intermediate_states `[slots, I, H, P, R]`, I >= J, becomes the state after token j
+    (SPEC-2); num_accepted, num_tokens `[N]` (SPEC-3, SPEC-6). Returns y `[N, J, H, P]`. Raises ShapeError, DtypeError,
+    SlotError, UnsupportedError.
+    """
+    run = _update_op if is_traced(x) else _update
+    return run(x, dt, A, B, C, D, z, dt_bias, state_pool, read_slots, write_slots, intermediate_states, num_accepted,
+               num_tokens, dt_softplus, check_limit(dt_limit), check)  # fmt: skip
+
+
+def _update(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
+    pool: Tensor, read_slots: Tensor, write_slots: Tensor | None, entries: Tensor | None, num_accepted: Tensor | None,
+    num_tokens: Tensor | None, dt_softplus: bool, dt_limit: Sequence[float], check: bool | None,
+) -> Tensor:  # fmt: skip
+    tensors = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias, "state_pool": pool,
+               "read_slots": read_slots, "write_slots": write_slots, "intermediate_states": entries,
+               "num_accepted": num_accepted, "num_tokens": num_tokens}  # fmt: skip
+    check_call("ssd_update", tensors, {}, check)
+    check_steps(x.shape[1])
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    launch_update((x, dt, A, B, C, D, z, dt_bias), y, pool, read_slots, write_slots, entries, num_accepted, num_tokens,
+                  dt_softplus, dt_limit)  # fmt: skip
+    return y
+
+
+def launch_update(
+    inputs: Inputs, y: Tensor, pool: Tensor, read_slots: Tensor, write_slots: Tensor | None, entries: Tensor | None,
+    num_accepted: Tensor | None, num_tokens: Tensor | None, dt_softplus: bool = True,
+    dt_limit: Sequence[float] = ANY_STEP, tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """Fill contiguous y, the pool and the entries of a checked call."""
+    x, dt, A, B, C, D, z, dt_bias = inputs
+    (rows, steps, heads, channels), (groups, columns) = x.shape, B.shape[2:]
+    pool_n, *inside = slot_strides(pool, columns_first=False)
+    entry_j, *inside_entry = (0, 0, 0, 0) if entries is None else slot_strides(entries, columns_first=False)
+    tile = tile or state_tile(rows * heads, channels, columns, pool.element_size(), inside[2], inside[1])
+    programs = rows * heads * triton.cdiv(channels, tile.rows)
+    if programs == 0:
+        return
+    skip = (0, 0) if D is None else (*D.stride(), 0)[:2]
+    far = reaches_far([
+        (columns, inside[1]), (channels, inside[2]), (columns, inside_entry[1]), (channels, inside_entry[2]),
+        (channels, x.stride(3)), (channels, skip[1]), (channels, strides(z, 4)[3]), (columns, B.stride(3)),
+        (columns, C.stride(3)),
+    ])  # fmt: skip
+    with device_of(x):
+        ssd_update_kernel[(programs,)](
+            x, *x.stride(), dt, *dt.stride(), A, A.stride(0), B, *B.stride(), C, *C.stride(), D, *skip,
+            z, *strides(z, 4), dt_bias, *strides(dt_bias, 1), y, float(dt_limit[0]), float(dt_limit[1]),
+            pool, pool_n, entries, 0 if entries is None else entries.stride(0),
+            as_index(read_slots), as_index(read_slots if write_slots is None else write_slots),
+            as_index(num_accepted), as_index(num_tokens), pool.shape[0], 0 if entries is None else entries.shape[1],
+            inside[0], inside[2], inside[1], entry_j, inside_entry[0], inside_entry[2], inside_entry[1],
+            steps, heads, heads // groups, channels, columns,
+            tile.rows, tile.chunks, tile.inner, triton.next_power_of_2(steps),
+            SOFTPLUS=dt_softplus, WIDE=far, num_warps=tile.warps,
+        )  # fmt: skip
+
+
+def check_limit(dt_limit: Any) -> tuple[float, float]:
+    """A limit is a pair (least, largest) of step sizes (SSD-6)."""
+    try:
+        least, largest = (float(bound) for bound in dt_limit)
+    except (TypeError, ValueError):
+        least, largest = 1.0, 0.0
+    if not least <= largest:
+        raise UnsupportedError(f"dt_limit={dt_limit!r}: a pair (least, largest) is needed (SSD-6)")
+    return least, largest
+
+
+def _fake(x: Tensor, *_: object) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+_update_op = register("ssd_update", _update, _fake)
