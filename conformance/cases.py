@@ -83,7 +83,12 @@ def prepare(vector: Vector, corpus: Mapping[str, Vector], claims: Sequence[Capab
         return Missing(needs["op"])
     missing = Missing("")
     story = tell(vector, corpus)
-    for claim in own:
+    for op, words in needs.get("also", {}).items():
+        lacking = [missing_feature({"features": words}, claim) for claim in claims if claim["op"] == op]
+        if not lacking or all(lacking):
+            return Missing(lacking[0] if lacking else op)
+    # the nearest claim first, so that the word that is reported is the one that would help
+    for claim in sorted(own, key=lambda claim: len(set(needs["features"]) - set(claim["features"]))):
         word = missing_feature(needs, claim)
         if word:
             missing = missing if missing.word else Missing(word)
@@ -207,13 +212,14 @@ def _holds(story: Story, vector: Vector, entry: Mapping[str, str], operand: str)
     if operands is not None and operand not in operands and operand != "f64":
         return False
     needed = vector.get("bits", {})
-    out = entry.get("out")
-    if out and FLOAT_TYPES[out].bits < needed.get("out", 0):
-        return False
     types = {name: _type_of(story.op, name, array, entry) for name, array in story.tensors.items()}
     for name, pinned in vector.get("needs", {}).get("dtypes", {}).items():
         if types.get(name, _result_type(story, name, types, entry)) != pinned:
             return False
+    returned = [r.name for r in OPERATIONS[story.op].results if r.name in story.expect]
+    results = [_result_type(story, name, types, entry) for name in returned]
+    if any(name in FLOAT_TYPES and FLOAT_TYPES[name].bits < needed.get("out", 0) for name in results):
+        return False
     pools = [types[name] for name in in_place(story.op, story.tensors)]
     return OPERAND_BITS[operand] >= needed.get("operand", 0) and all(
         FLOAT_TYPES[pool].bits >= needed.get("pool", 0) for pool in pools

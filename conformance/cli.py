@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from statescan.conformance import report as reports
 from statescan.conformance.adapters import SHIPPED
@@ -35,7 +35,7 @@ def main() -> None:
 def list_vectors(only: tuple[str, ...], profile: str) -> None:
     """List vectors: id, class, clauses, operation, why."""
     selection = Selection(profile, only)
-    table = Table("id", "class", "clauses", "operation", "why", box=None, pad_edge=False)
+    table = Table(Column("id", no_wrap=True), "class", "clauses", "operation", "why", box=None, pad_edge=False)
     rows = [v for v in load_vectors().values() if selection.picks(v)]
     for v in rows:
         table.add_row(v["id"], v["class"], " ".join(v["clauses"]), v["op"], v["why"])

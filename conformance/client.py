@@ -116,8 +116,10 @@ class Client:
         )  # fmt: skip
         self._buffer = b""
         try:
-            self.hello = self._ask({"cmd": "hello", "protocol": "statescan/1", "suite": __version__, "rules": RULES_VERSION,
-                                    "scratch": str(self.folder), "max_line": MAX_LINE}, HELLO_SECONDS)  # fmt: skip
+            self.hello = self._ask({
+                "cmd": "hello", "protocol": "statescan/1", "suite": __version__, "rules": RULES_VERSION,
+                "scratch": str(self.folder), "max_line": MAX_LINE,
+            }, HELLO_SECONDS)  # fmt: skip
             if self.hello["ok"]:
                 self.capabilities = self._ask({"cmd": "capabilities"}, HELLO_SECONDS)["capabilities"]
         except (TimeoutError, KeyError) as error:

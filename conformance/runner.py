@@ -148,7 +148,7 @@ def probe(
         return quiet
     probed.add(once)
     verdict = execute(case, partial(_run_on, client, vector["id"]))
-    if verdict.status in ("fail.value", "fail.touched", "fail.nonfinite"):
+    if verdict.status in ("fail.value", "fail.touched", "fail.nonfinite", "fail.shape", "fail.unwritten"):
         said = f"{missing.word} is not claimed, and the call gave a wrong answer: {verdict.message}"
         return Verdict("fail.silent", said, verdict.tensor, verdict.place)
     return quiet

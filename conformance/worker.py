@@ -17,7 +17,7 @@ from typing import Any
 from statescan.conformance.adapter import Adapter, as_adapter
 from statescan.conformance.calls import Call, Gradient, Plan, span
 from statescan.conformance.invoke import invoke
-from statescan.conformance.transport import open_tensors
+from statescan.conformance.transport import element_strides, open_tensors
 
 Message = dict[str, Any]
 
@@ -84,9 +84,8 @@ def _answer(adapter: Adapter, folder: Path, message: Message) -> Message:
 
 def _fill(place: Any, array: Any) -> None:
     """Copy a result, or an input with the gaps between its strides."""
-    whole, given = span(place), span(array)
-    if whole.size == given.size:
-        whole[...] = given
+    if element_strides(place) == element_strides(array):
+        span(place)[...] = span(array)
     else:
         place[...] = array
 

@@ -16,7 +16,7 @@ project = "statescan"
 language = "en"
 html_title = "statescan"
 extensions = ["myst_nb", "clause_box"]
-include_patterns = ["index.md", "[0-9][0-9]_*.py"]
+include_patterns = ["index.md", "findings.md", "[0-9][0-9]_*.py"]
 nitpicky = True
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]

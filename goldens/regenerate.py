@@ -129,17 +129,21 @@ def _derive_relation(made: Vector, corpus: Mapping[str, Vector]) -> None:
     base = tell(made, corpus)
     related = {entry["of"] for entry in made["relate"]}
     words: list[str] = []
+    also: dict[str, list[str]] = {}
     case = Case(made, base, ANYTHING)
     for spec in made["calls"].values():
         if _given_later(spec):
             continue
         story = vary(case, spec, {}, {})
-        words += _needs(story, related, {}, {})["features"]
-        words += ["strided"] if spec.get("strided") else []
+        own = words if story.op == made["op"] else also.setdefault(story.op, [])
+        own += _needs(story, related, {}, {})["features"]
+        own += ["strided"] if spec.get("strided") else []
     words += ["repeatable"] if any(e.get("clause") == "DET-1" for e in made["relate"]) else []
     alone = [e for e in made["relate"] if e.get("clause") == "DET-3" and e["how"] == "bits"]
     words += ["batch.invariant"] if alone else []
     made["needs"] = {"op": made["op"], "features": list(dict.fromkeys(words))}
+    if also:
+        made["needs"]["also"] = {op: list(dict.fromkeys(own)) for op, own in also.items()}
     made["provenance"] = {"second": "none", "generator": 1}
 
 

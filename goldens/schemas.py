@@ -111,6 +111,7 @@ def _vector() -> Schema:
                          for p in ("operand", "carry", "pool", "out")}),
         "lifts": NAMES, "operands": {"type": "array", "items": {"enum": list(OPERAND_BITS)}},
         "needs": _object({"op": {"enum": list(OPERATIONS)}, "features": NAMES, "dtypes": {"type": "object"},
+                          "also": {"type": "object", "additionalProperties": NAMES},
                           "state_layout": {"enum": ["KV", "VK"]}}, ["op", "features"]),
         "kills": {"type": "array", "items": ID, "uniqueItems": True},
         "why": SENTENCE, "effect": SENTENCE, "seen": names, "provenance": {"type": "object"}, "digest": DIGEST,

@@ -88,7 +88,7 @@ assert numbers(wrong["softplus_gate"](tokens(-1), channels(0), channels(1))) == 
 # :level: MUST
 # :since: 0.1
 # :source: https://github.com/state-spaces/mamba, selective_state_update; PyTorch, softplus with threshold 20
-# :applies: softplus_gate; kda_gate when given no lower_bound; ssd* when dt_softplus is true
+# :applies: softplus_gate; kda_gate when given no lower_bound; ssd, ssd_* when dt_softplus is true
 # :observable: value
 # :::
 #

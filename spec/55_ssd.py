@@ -22,7 +22,7 @@
 # the more of the token is written.
 #
 # $$ \Delta \leftarrow \mathrm{softplus}(\Delta + b), \qquad S \leftarrow e^{\Delta A} S + (\Delta x) B^\top, \qquad
-#    y = S C + D x, \qquad y \leftarrow y \cdot \mathrm{silu}(z) $$
+#    y = (S C + D x) \cdot \mathrm{silu}(z) $$
 #
 # $x$ has `P` numbers a head, $B$ and $C$ have `R`, and the state is a matrix of `P` rows and `R` columns: $B$ says into
 # which columns a token is written, $C$ which of them are read, as keys and queries do. $A$ is negative or 0 and belongs
@@ -38,10 +38,9 @@ from statescan.spec.notation import channels, heads, ids, index, numbers, refusa
 
 
 def run(operation, x, dt=None, A=0, B=None, C=None, start=None, **given):
-    """Outputs and final state of one head; where not said otherwise every step is 1 and B and C are 1."""
     ones = np.ones((*x.shape[:2], 1, 1), np.float32)
-    dt, given = ones[..., 0] if dt is None else dt, {"dt_softplus": False, "output_final_state": True, **given}
-    B, C = ones if B is None else B, ones if C is None else C
+    dt, B, C = (ones[..., 0] if dt is None else dt), (ones if B is None else B), (ones if C is None else C)
+    given = {"dt_softplus": False, "output_final_state": True, **given}
     y, final = operation(x, dt, channels(A), B, C, initial_state=start, **given)
     return numbers(y), numbers(final)
 
@@ -53,7 +52,8 @@ assert run(ssd, vectors(1, 2, 3)) == ([1, 3, 6], [6])
 # the outputs and the final state. A pair of numbers in `x` shows the rows of the state, a pair in B its columns:
 
 # %%
-assert run(ssd, vectors([1, 2]), B=vectors([1, 10]), C=vectors([0, 1])) == ([10, 20], [[1, 10], [2, 20]])
+B, C = vectors([1, 10]), vectors([0, 1])
+assert run(ssd, vectors([1, 2]), B=B, C=C) == ([10, 20], [[1, 10], [2, 20]])
 
 # %% [markdown]
 # (SSD-1)=
@@ -63,7 +63,7 @@ assert run(ssd, vectors([1, 2]), B=vectors([1, 10]), C=vectors([0, 1])) == ([10,
 # :level: MUST
 # :since: 0.1
 # :source: https://github.com/state-spaces/mamba, selective_state_update and ssd_chunk_state
-# :applies: ssd*
+# :applies: ssd, ssd_*
 # :observable: value
 # :::
 #
@@ -95,7 +95,7 @@ assert run(wrong, **long) == ([1054], [1054])
 # :level: MUST
 # :since: 0.1
 # :source: https://arxiv.org/abs/2405.21060
-# :applies: ssd*
+# :applies: ssd, ssd_*
 # :observable: value
 # :::
 #
@@ -126,7 +126,7 @@ assert run(wrong, vectors(3), tokens(2), -512, start=states([8])) == ([3], [3])
 # :level: MUST
 # :since: 0.1
 # :source: https://github.com/state-spaces/mamba, selective_state_update; D of shape [H] or [H, P]
-# :applies: ssd*
+# :applies: ssd, ssd_*
 # :observable: value
 # :::
 #
@@ -158,7 +158,7 @@ assert run(wrong, x, D=np.array([[10, 100]], np.float32))[0] == [11, 22]
 # :level: MUST
 # :since: 0.1
 # :source: https://github.com/state-spaces/mamba, selective_state_update
-# :applies: ssd* when given z
+# :applies: ssd, ssd_* when given z
 # :observable: value
 # :::
 #
@@ -188,7 +188,7 @@ assert run(wrong, **gated)[0] == [1025]
 # :level: MUST
 # :since: 0.1
 # :source: https://github.com/state-spaces/mamba, ngroups
-# :applies: ssd*
+# :applies: ssd, ssd_*
 # :observable: value, error
 # :::
 #
@@ -223,7 +223,7 @@ assert numbers(grouped(wrong["ssd"])) == [1, 20, 3, 40]
 # :level: MUST
 # :since: 0.1
 # :source: decision; Megatron-Core clamps in prefill alone, with limits that never bind
-# :applies: ssd*
+# :applies: ssd, ssd_*
 # :observable: value, error
 # :::
 #
@@ -263,7 +263,7 @@ assert list(by_each((wrong["ssd"], wrong["ssd_prefill"], wrong["ssd_update"]), (
 # :level: MUST NOT
 # :since: 0.1
 # :source: https://github.com/state-spaces/mamba, ssd_chunk_state: rows past a chunk's end have a step of 0
-# :applies: ssd*
+# :applies: ssd, ssd_*
 # :observable: value
 # :::
 #

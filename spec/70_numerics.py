@@ -53,7 +53,7 @@ assert (o.dtype, final.dtype, beta_gate(v[..., 0]).dtype) == (NARROW, "float32",
 # :level: MUST
 # :since: 0.1
 # :source: Megatron-Core, kernels of all mixers
-# :applies: causal_conv1d*, *_delta_*, ssd*, l2norm, rmsnorm_gated
+# :applies: causal_conv1d*, *_delta_*, ssd, ssd_*, l2norm, rmsnorm_gated
 # :observable: value
 # :::
 #
@@ -83,7 +83,7 @@ assert float(np.float64(257).astype(NARROW)) == 256
 # :level: MUST
 # :since: 0.1
 # :source: Megatron-Core, state update kernel of Mamba2 (registers in float32, one rounding)
-# :applies: causal_conv1d*, *_delta_*, ssd*, l2norm, rmsnorm_gated
+# :applies: causal_conv1d*, *_delta_*, ssd, ssd_*, l2norm, rmsnorm_gated
 # :observable: value
 # :::
 #
@@ -159,7 +159,7 @@ assert numbers(kept(wrong, 0.5)) == [13.18977]
 # :level: MUST
 # :since: 0.1
 # :source: https://arxiv.org/abs/2405.21060, section 6, segment sums; decision
-# :applies: causal_conv1d*, *_delta_*, ssd*, *_gate, l2norm, rmsnorm_gated
+# :applies: causal_conv1d*, *_delta_*, ssd, ssd_*, *_gate, l2norm, rmsnorm_gated
 # :observable: value
 # :::
 #
@@ -366,11 +366,11 @@ assert numbers(wrong(for_state, **piece)["initial_state"]) == [0, 0]
 # %% [markdown]
 # ## Other cuts of the same tokens
 #
-# A float32 pool does not care how a request's tokens are divided among calls, as long as they are computed one after
-# the other: nothing is rounded that was not float32 before. A 16-bit pool rounds the state once a call, and other calls
-# are other roundings. The drawer of NUM-2 in a bfloat16 pool ends at 256 after one call of three tokens, 255.5 rounded
-# to even, and at 255 after three calls of one. Neither is wrong; a result on a 16-bit pool is compared with a run of
-# the same cuts. DET-4 will say this when pieces and drafts have their chapters.
+# Cut into other calls, the same tokens round a state at other moments: a state is rounded when it is stored, once a
+# call. In a float32 pool that changes nothing where the numbers are exact, and stays within the bound below where they
+# are not. A 16-bit pool is another matter. The drawer of NUM-2 in a bfloat16 pool ends at 256 after one call of three
+# tokens, 255.5 rounded to even, and at 255 after three calls of one. Neither is wrong; a result on a 16-bit pool is
+# compared with a run of the same cuts. DET-4 will say this when pieces and drafts have their chapters.
 
 # %%
 def cut(kind, calls):

@@ -38,7 +38,7 @@ Vector = dict[str, Any]
 VECTORS = load_vectors()
 LIFTED = [v for v in VECTORS.values() if v.get("lifts")]
 STORIES = [v for v in LIFTED if "story-at-every-chunk" in v["id"]]
-SIZES = {"channels": 5, "window": 4, "pad_k": 5, "pad_v": 3, "slots": 11, "pad_rows": 2, "repeat": 3}
+SIZES = {"channels": 5, "window": 4, "slots": 11, "pad_rows": 2, "repeat": 3}
 CHUNK = 4
 
 
@@ -69,10 +69,13 @@ def lifted(story: Story, word: str) -> list[Story]:
         return [lift_stretch(story, n, lead) for n, lead in ((CHUNK - 1, 0), (CHUNK - 1, CHUNK - 1), (1, 3))]
     if word == "layout":
         return [lift_layout(story)]
+    axes = bind_axes(story.op, story.tensors, story.args)
     if word == "heads":
-        axes = bind_axes(story.op, story.tensors, story.args)
         few, many = (axes["G"], axes["H"]) if "P" in axes else (axes["H"], axes["HV"])
-        return [lift_heads(lift_pad_k(story, 5), 2 * few, 6 * many)]
+        return [lift_heads(lift_pad_k(story, axes["R" if "P" in axes else "K"] + 2), 2 * few, 6 * many)]
+    if word in ("pad_k", "pad_v"):
+        key, value = ("R", "P") if "P" in axes else ("K", "V")
+        return [LIFTS[word](story, axes[key if word == "pad_k" else value] + 2)]
     return [LIFTS[word](story, SIZES[word])]
 
 
@@ -100,6 +103,7 @@ FULL = [
     *((v["id"], 32, 16, 2, 16) for v in STORIES),
     *((v["id"], 48, 64, 1, 64) for v in STORIES if not v["id"].endswith("without-decay")),
     ("gdn-story-at-every-chunk", 128, 128, 1, 128), ("ssd-story-at-every-chunk", 128, 64, 1, 128),
+    ("gdp-story-at-every-chunk", 128, 16, 1, 128), ("kda-story-at-every-chunk", 128, 32, 1, 128),
 ]  # fmt: skip
 
 

@@ -19,7 +19,8 @@ HERE = Path(__file__).parent
 CORPUS = load_vectors()
 CHOSEN = [CORPUS[key] for key in (
     "conv-update-one-token", "conv-update-bias-once", "conv-update-guards-keep-their-bits",
-    "conv-update-padding-row-is-zero", "conv-update-one-row", "conv-update-same-call-same-bits", "conv-update-slot-past-the-pool",
+    "conv-update-padding-row-is-zero", "conv-update-one-row", "conv-update-same-call-same-bits",
+    "conv-update-slot-past-the-pool",
 )]  # fmt: skip
 
 

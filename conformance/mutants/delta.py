@@ -412,8 +412,8 @@ class StateModel:
         if self.fault == "trailing-zero-tokens-dropped":
             filled = np.zeros(batch * steps, np.bool_)
             for name in self.content:
-                rows = (self._flat(call[name]) != 0).any(axis=(1, 2))
-                filled |= rows.reshape(len(filled), len(rows) // max(len(filled), 1)).any(axis=1)
+                held = (self._flat(call[name]) != 0).any(axis=(1, 2))
+                filled |= held.reshape(len(filled), len(held) // max(len(filled), 1)).any(axis=1)
             ends = np.array([_real_end(filled, s, e) for s, e in zip(starts, ends, strict=True)], np.int64)
         live = np.ones(len(ends), np.bool_) if rows is None else self._alive(rows)
         entering = self._given(call, len(ends)) if rows is None else self._enter(call, rows)
