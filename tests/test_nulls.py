@@ -29,16 +29,6 @@ ECHO_IS_RIGHT = {
 }
 """Exact vectors whose answer is one of their inputs."""
 
-ECHO_FOLLOWS = {
-    "conv-segment-blind-to-its-neighbour": "an echo of x differs where x does, and that is where it must",
-    "conv-later-tokens-cannot-change-earlier-outputs": "an echo is causal",
-    "conv-prefill-later-tokens-cannot-change-earlier-outputs": "an echo is causal",
-    "conv-update-later-tokens-cannot-change-earlier-outputs": "an echo is causal",
-    "conv-neighbours-content-is-invisible": "an echo sees no neighbour",
-}
-"""Relations that ask for a difference, and find it in an echo."""
-
-
 @cache
 def corpus() -> dict[str, Vector]:
     return load_vectors()
@@ -60,8 +50,10 @@ def may_pass(name: str, vector: Vector) -> bool:
     if name == "refuses" or vector["class"] == "reject":
         return False  # a class of error without the rule and the place is no refusal
     if vector["class"] == "relation":
-        same = _asks_for_no_difference(vector) and not _fills_a_pool_two_ways(vector)
-        return {"zeros": same, "echo": same or vector["id"] in ECHO_FOLLOWS}.get(name, False)
+        quiet = not _fills_a_pool_two_ways(vector)
+        # an echo of x is repeatable, causal, isolated and the same however it is cut: exact vectors tell it apart
+        echoes = quiet and not any("grad" in call for call in vector["calls"].values())
+        return {"zeros": quiet and _asks_for_no_difference(vector), "echo": echoes}.get(name, False)
     if name == "echo":
         return vector["id"] in ECHO_IS_RIGHT
     story = tell(vector, corpus())
