@@ -15,10 +15,12 @@ a row has the same bits in every batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-import triton
 from torch import Tensor
+
+from statescan.fast.launch import power_of_2
 
 LINE = 128
 """Bytes of a cache line."""
@@ -41,13 +43,14 @@ SHARE: dict[tuple[int, bool], int] = {(4, False): 32, (4, True): 64, (2, False):
 a token over twice the bytes."""
 
 
+@lru_cache(4096)
 def state_tile(matrices: int, rows: int, columns: int, itemsize: int, row_stride: int, column_stride: int) -> Tile:
     """The tile for `matrices` states of `rows` by `columns` whose elements have `itemsize` bytes.
 
     >>> state_tile(32, 128, 128, 4, 128, 1), state_tile(8192, 128, 128, 4, 128, 1)
     (Tile(rows=8, chunks=4, inner=32, warps=1), Tile(rows=16, chunks=4, inner=32, warps=1))
     """
-    wide, high = triton.next_power_of_2(columns), triton.next_power_of_2(rows)
+    wide, high = power_of_2(columns), power_of_2(rows)
     if row_stride == 1 and column_stride != 1:
         height = min(high, LINE // 4)
         return Tile(height, 1, wide, min(4, max(1, height * wide // 1024)))

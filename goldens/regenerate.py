@@ -200,7 +200,7 @@ def _needs(story: Story, wanted: set[str], outputs: Mapping[str, Array], exact: 
     words = needs.features(story.op, story.args, story.tensors, wanted, axes, grad=story.grad is not None)
     pins = {}
     types = oracle.result_types(story)
-    for name in wanted & set(exact):
+    for name in (name for name in exact if name in wanted):
         if name in types and not _same(outputs[name].astype(np.float64), exact[name].astype(np.float64)):
             pins[name] = types[name]
     found: dict[str, Any] = {"op": story.op, "features": words}

@@ -142,6 +142,8 @@ def _on_pool(draw: Draw, rows: int, channels: int, width: int) -> dict[str, Any]
     for slot in range(slots):
         if slot not in read and draw.chance(0.7):
             pool[slot] = np.nan
+    if pool.dtype != DTYPES["bf16"] and draw.chance(0.2):
+        pool += 256  # more bits than a weight of type bf16 has
     same = all(r == w or max(r, w) < 0 for r, w in zip(read, write, strict=True))
     return {"conv_pool": pool, "read_slots": draw.index(read),
             "write_slots": None if same and draw.chance(0.5) else draw.index(write)}  # fmt: skip
@@ -366,6 +368,6 @@ def test_the_catalogue_names_every_mutant_and_no_other() -> None:
     assert len(named) == len(set(named))
     assert {fault["id"] for fault in catalogue["faults"] if fault["expressible"]} == set(FAULTS)
     for fault in catalogue["faults"]:
-        states = [CLAUSES[label].state for label in fault["clauses"]]
-        assert "active" in states[:1], fault["id"]
+        if fault["expressible"]:  # what no mutant can show may wait for a clause that is planned
+            assert CLAUSES[fault["clauses"][0]].state == "active", fault["id"]
         assert fault["exact"] is True or fault["exact"].strip(), fault["id"]

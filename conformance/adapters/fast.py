@@ -9,6 +9,7 @@ from typing import Any
 
 from statescan import __version__
 from statescan.conformance.adapter import ALL_FEATURES, Adapter
+from statescan.conformance.adapters import interpreter
 from statescan.spec.contract import OPERATIONS, Operation
 
 MISSING = next((f"{name} is not installed" for name in ("torch", "triton") if find_spec(name) is None), "")
@@ -21,6 +22,7 @@ def _device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     os.environ["TRITON_INTERPRET"] = "1"
+    interpreter.look_once()
     return "cpu"
 
 

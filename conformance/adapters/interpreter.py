@@ -34,6 +34,7 @@ def prepare() -> str:
     os.environ["TRITON_INTERPRET"] = "1"
     _try_one_configuration()
     _compute_bfloat16()
+    look_once()
     return "cpu"
 
 
@@ -44,6 +45,25 @@ def show_unwritten_memory() -> None:
     # With this, `fill_uninitialized_memory` (on unless switched off) takes effect. use_deterministic_algorithms(True,
     # warn_only=True) is the same, and imports a compiler first, which takes seconds.
     torch.set_deterministic_debug_mode("warn")
+
+
+def look_once() -> None:
+    """Let a device function search the language for what to interpret in its first call only.
+
+    The kernel that calls it has searched already, and most of a run's time would go into doing so again.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+
+    original: Callable[..., Any] = InterpretedFunction.__call__
+    seen: set[int] = set()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(self) in seen:
+            return self.rewrite()(*args, **kwargs)
+        seen.add(id(self))
+        return original(self, *args, **kwargs)
+
+    InterpretedFunction.__call__ = call
 
 
 def _try_one_configuration() -> None:

@@ -60,6 +60,11 @@ FAULTS: tuple[str, ...] = (
     "snapshot-position-within-row", "snapshot-skipped-in-short-piece", "more-tokens-than-entries-accepted",
     "all-entries-written", "accepted-count-off-by-one", "accepted-ignored", "accepted-count-unbounded",
     "short-row-runs-full",
+    # seen in released packages while the suite was made: spec/findings.md
+    "padding-gradient-unwritten", "padding-counts-in-gradients", "boundary-by-multiplying", "ids-alone-ignored",
+    "forward-ignores-ids-gradient-obeys", "entering-window-ignored-by-outputs", "oldest-column-without-gradient",
+    "empty-piece-window-unwritten", "empty-segment-refused", "tokens-read-as-rows", "window-rounded-to-weight-type",
+    "padding-zeroed-in-the-input", "recomputed-sums-half-written",
 )  # fmt: skip
 
 
@@ -119,7 +124,8 @@ class ConvModel:
             "initial_windows": initial_windows,
         }, activation)  # fmt: skip
         launch = self._pack(call)
-        y, final = self._outputs(launch, call), self._final(launch, call)
+        seen = self._pack({**call, "seq_idx": None}) if self.fault == "forward-ignores-ids-gradient-obeys" else launch
+        y, final = self._outputs(seen, call), self._final(launch, call)
         return self._finish(y, x), round_to(final, dtype_name(x))
 
     def causal_conv1d_prefill(
@@ -159,9 +165,11 @@ class ConvModel:
         }, activation)  # fmt: skip
         if self.fault == "rows-read-as-tokens-of-one" and len(x) > 1:
             call = _as_one_row(call)
+        if self.fault == "tokens-read-as-rows":
+            call = _as_rows(call)
         rows = self._rows(call)
         launch = self._decode(call, rows)
-        final = self._windows(launch, launch.ends - 1, np.arange(len(rows.read)))
+        final = self._windows(launch, call, launch.ends - 1, np.arange(len(rows.read)))
         if self.fault == "pool-written-before-read":
             self._store_final(call, rows, final)
             launch = launch._replace(entering=self._enter(call, rows))
@@ -185,15 +193,14 @@ class ConvModel:
         launch = self._pack(call)
         y = cotangents.get("y")
         grad_y = np.zeros(launch.x.shape) if y is None else widen(y).reshape(launch.x.shape)
-        last = cotangents.get("final_windows")
-        grad_last = np.zeros(launch.entering.shape)
-        if last is not None:
-            rows = min(len(last), len(grad_last))  # they differ only where a fault finds other segments
-            grad_last[:rows] = widen(last[:rows])
-        windows, grad_sum = self._grad_sum(launch, call, grad_y)
+        grad_last = self._grad_last(launch, cotangents.get("final_windows"))
+        counted = launch
+        if self.fault == "padding-counts-in-gradients" and call["cu_seqlens"] is None and call["seq_idx"] is not None:
+            counted = _padding_as_row(launch)
+        windows, grad_sum = self._grad_sum(counted, call, grad_y)
         grads = {
-            "x": self._grad_x(launch, self._load(weight), grad_sum, grad_last).reshape(x.shape),
-            **self._grad_parameters(launch, windows, grad_sum, grad_y),
+            "x": self._grad_x(counted, self._load(weight), grad_sum, grad_last).reshape(x.shape),
+            **self._grad_parameters(counted, windows, grad_sum, grad_y),
             "initial_windows": self._grad_entering(launch, self._load(weight), grad_sum, grad_last),
         }
         return {name: grad for name, grad in grads.items() if call[name] is not None}
@@ -265,6 +272,8 @@ class ConvModel:
             live = live | padding
         if self.fault == "rows-of-id-minus-one-computed" and call["cu_seqlens"] is None:
             live = live | padding
+        if self.fault == "padding-zeroed-in-the-input" and not live.all() and call["x"].flags.writeable:
+            call["x"][~live.reshape(batch, tokens)] = 0
         return Launch(x, owner, self._tap_start(call, owner, starts, ends), live, starts, ends, entering)
 
     def _bounds(self, call: Call) -> tuple[Index, Index]:
@@ -415,7 +424,7 @@ class ConvModel:
         slot = rows.write[row]
         if self.fault == "intermediates-by-row":
             slot = np.minimum(row, len(buffer) - 1)
-        self._put(buffer, (slot, entry), self._windows(launch, last, row), "intermediates-accumulate")
+        self._put(buffer, (slot, entry), self._windows(launch, call, last, row), "intermediates-accumulate")
 
     def _store_snapshots(self, call: Call, rows: Rows, launch: Launch) -> None:
         """Snapshot i becomes the window just after token positions[i] - 1, whose row must be alive."""
@@ -440,7 +449,7 @@ class ConvModel:
             source = np.maximum(last[:, None] + np.arange(-buffer.shape[2] + 1, 1), 0)
             self._put(buffer, (at,), launch.x[source].transpose(0, 2, 1), "")
             return
-        self._put(buffer, (at,), self._windows(launch, last, row), "snapshot-accumulates")
+        self._put(buffer, (at,), self._windows(launch, call, last, row), "snapshot-accumulates")
 
     def _put(self, buffer: Array, place: tuple[Index, ...], windows: Float64, accumulates: str) -> None:
         """Store windows in a buffer that is written once an entry."""
@@ -455,6 +464,7 @@ class ConvModel:
 
     def _outputs(self, launch: Launch, call: Call) -> Float64:
         """Outputs `[T, C]`, tile by tile; tokens that are not live give 0."""
+        launch = self._as_outputs_enter(launch, call)
         y = np.full(launch.x.shape, np.nan if self.fault == "padded-outputs-unwritten" else 0.0)
         for first in range(0, len(y), TILE):
             tile = np.arange(first, min(first + TILE, len(y)))
@@ -466,6 +476,13 @@ class ConvModel:
             y[tile] = self._activate(sums, call)
         return y
 
+    def _as_outputs_enter(self, launch: Launch, call: Call) -> Launch:
+        """What the taps are given; windows are made of the launch itself."""
+        batched = "initial_windows" in call and call["cu_seqlens"] is None and call["seq_idx"] is None
+        if self.fault == "entering-window-ignored-by-outputs" and batched:
+            return launch._replace(entering=np.zeros(launch.entering.shape))
+        return launch
+
     def _taps(self, launch: Launch, tokens: Index) -> Float64:
         """What the taps of `tokens` read, `[X, C, W]`."""
         width = launch.entering.shape[2]
@@ -476,12 +493,21 @@ class ConvModel:
             source = np.where(source < np.append(launch.ends, 0)[row][:, None], source, len(launch.x))
         if self.fault == "entering-window-of-row-zero":
             row = np.minimum(row, 0)
-        return self._gather(launch, source, row, launch.tap_start[tokens], int(self.fault == "entering-window-shifted"))
+        start = launch.tap_start[tokens]
+        taps = self._gather(launch, source, row, start, int(self.fault == "entering-window-shifted"))
+        if self.fault == "boundary-by-multiplying":
+            others = (source >= 0) & (source < start[:, None])
+            beyond = np.where(others[..., None], launch.x[np.clip(source, 0, None)], 0.0)  # [X, W, C]
+            taps = taps + 0.0 * beyond.transpose(0, 2, 1)
+        return taps
 
-    def _windows(self, launch: Launch, last: Index, row: Index) -> Float64:
+    def _windows(self, launch: Launch, call: Call, last: Index, row: Index) -> Float64:
         """The windows just after token `last` of each `row`, `[X, C, W]`; the one before a row's start enters."""
         source = last[:, None] + np.arange(-launch.entering.shape[2] + 1, 1)
-        return self._gather(launch, source, row, launch.starts[row])
+        windows = self._gather(launch, source, row, launch.starts[row])
+        if self.fault == "window-rounded-to-weight-type":
+            windows = widen(round_to(windows, dtype_name(call["weight"])))
+        return windows
 
     def _gather(self, launch: Launch, source: Index, row: Index, start: Index, shift: int = 0) -> Float64:
         """Token `source`, or the entering column of `row` that stands for it where it lies before `start`.
@@ -518,27 +544,46 @@ class ConvModel:
     def _final(self, launch: Launch, call: Call) -> Float64:
         """The window each row of a pack ends with, `[N, C, W]`."""
         starts, ends = launch.starts, launch.ends
+        if self.fault == "empty-segment-refused" and (ends == starts).any():
+            raise ShapeError("a segment has no tokens: at least one is needed (ERR-1)")
         if self.fault == "trailing-zero-tokens-dropped":
             ends = np.array([_real_end(launch.x, s, e) for s, e in zip(starts, ends, strict=True)], np.int64)
         if self.fault == "short-piece-loses-old-columns":
             launch = launch._replace(entering=np.zeros(launch.entering.shape))
         if self.fault == "final-window-of-outputs":
             launch = launch._replace(x=self._outputs(launch, call))
-        final = self._windows(launch, ends - 1, np.arange(len(ends)))
+        final = self._windows(launch, call, ends - 1, np.arange(len(ends)))
         if self.fault == "empty-piece-clears-window":
             final[ends == starts] = 0
+        if self.fault == "empty-piece-window-unwritten":
+            final[ends == starts] = np.nan
         return final
 
     # -----------------------------------------------------------------------------------------------------------------
     # Gradients
     # -----------------------------------------------------------------------------------------------------------------
 
+    def _grad_last(self, launch: Launch, last: Array | None) -> Float64:
+        """The cotangent of each row's final window, `[N, C, W]`; zeros where none is given."""
+        grad_last: Float64 = np.zeros(launch.entering.shape)
+        if last is not None:
+            rows = min(len(last), len(grad_last))  # they differ only where a fault finds other segments
+            grad_last[:rows] = widen(last[:rows])
+        if self.fault == "oldest-column-without-gradient":
+            lengths = launch.ends - launch.starts  # a row of 1 to W-1 tokens gets its column from what enters
+            dropped = np.nonzero((lengths == 0) | (lengths >= launch.entering.shape[2]))[0]
+            grad_last[dropped, :, 0] = 0
+        return grad_last
+
     def _grad_sum(self, launch: Launch, call: Call, grad_y: Float64) -> tuple[Float64, Float64]:
         """The windows the taps read `[T, C, W]` and the gradient of each token's sum `[T, C]`, 0 where not live."""
-        windows = self._taps(launch, np.arange(len(launch.x)))
+        windows = self._taps(self._as_outputs_enter(launch, call), np.arange(len(launch.x)))
         grad_sum = np.zeros(grad_y.shape)
         sums, wanted = self._sums(windows[launch.live], call), grad_y[launch.live]
         if call["activation"] is not None:
+            if self.fault == "recomputed-sums-half-written":
+                place = np.nonzero(launch.live)[0] - launch.starts[launch.owner[launch.live]]
+                sums[place % TILE >= TILE // 2] = np.nan
             s = sigmoid(sums)
             wanted = wanted * (s + sums * s * (1.0 - s))
         grad_sum[launch.live] = wanted
@@ -559,6 +604,8 @@ class ConvModel:
             reader = reader % max(count, 1)
             term = grad_sum[reader] * weight[:, width - 1 - ahead]
             grad = np.where(inside[:, None], grad + term, grad)
+        if self.fault == "padding-gradient-unwritten":
+            grad[launch.owner < 0] = np.nan
         return grad
 
     def _grad_from_final(self, launch: Launch, grad_last: Float64) -> Float64:
@@ -615,6 +662,34 @@ def _as_one_row(call: Call) -> Call:
     return {**call, **first, "x": call["x"].reshape(1, count * steps, channels), "num_tokens": None}
 
 
+def _as_rows(call: Call) -> Call:
+    """[N, J, C] read as [N J, 1, C]: token j of a row works on the slot j places behind the row's own.
+
+    Past the end of the pool lies other memory; here it is the pool's first slots, so that nothing else is written.
+    """
+    count, steps, channels = call["x"].shape
+    token, slots = np.tile(np.arange(steps), count), max(len(call["conv_pool"]), 1)
+    rows = {name: call[name] if call[name] is None else np.repeat(call[name].astype(np.int64), steps)
+            for name in ("read_slots", "write_slots", "num_accepted", "num_tokens")}  # fmt: skip
+    for name in ("read_slots", "write_slots"):
+        if rows[name] is not None:
+            rows[name] = np.where(rows[name] >= 0, (rows[name] + token) % slots, rows[name])
+    if rows["num_tokens"] is not None:
+        rows["num_tokens"] = (token < rows["num_tokens"]).astype(np.int64)
+    return {**call, **rows, "x": call["x"].reshape(count * steps, 1, channels)}
+
+
+def _padding_as_row(launch: Launch) -> Launch:
+    """The launch with its padding as one more row; rows with id -1 stand at the end of a pack."""
+    padding, count = launch.owner < 0, len(launch.ends)
+    first = np.count_nonzero(~padding)
+    return launch._replace(
+        owner=np.where(padding, count, launch.owner), tap_start=np.where(padding, first, launch.tap_start),
+        live=np.ones(len(padding), np.bool_), starts=np.append(launch.starts, first),
+        ends=np.append(launch.ends, len(padding)),
+    )  # fmt: skip
+
+
 def _stretch_last(live: npt.NDArray[np.bool_], starts: Index, ends: Index, total: int) -> tuple[Index, Index]:
     """Bounds where the last live row reaches to the end of the buffer, if nothing but padding rows is behind it."""
     last = np.max(np.nonzero(live)[0], initial=-1)
@@ -657,6 +732,11 @@ def _same(call: Call) -> Call:
 def _ids_hidden(call: Call) -> Call:
     """No ids where there are offsets too."""
     return {**call, "seq_idx": None} if call.get("seq_idx") is not None and call.get("cu_seqlens") is not None else call
+
+
+def _ids_alone_hidden(call: Call) -> Call:
+    """No ids where there are no offsets."""
+    return {**call, "seq_idx": None} if call.get("cu_seqlens") is None and "seq_idx" in call else call
 
 
 def _flatten_batch(call: Call) -> Call:
@@ -703,6 +783,7 @@ def _clamp_accepted(call: Call) -> Call:
 
 _LENIENT: dict[str, Callable[[Call], Call]] = {
     "ids-ignored-beside-offsets": _ids_hidden,
+    "ids-alone-ignored": _ids_alone_hidden,
     "batch-with-offsets-flattened": _flatten_batch,
     "positions-taken-as-ids": _count_runs,
     "unknown-activation-is-linear": _linear_by_default,

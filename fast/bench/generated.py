@@ -122,7 +122,8 @@ def delta_launch(
     slot = (value_heads, keys, values) if layout == "KV" else (value_heads, values, keys)
     narrow = torch.bfloat16
     inputs = (
-        torch.zeros(rows, steps, heads, keys, dtype=narrow), torch.zeros(rows, steps * copies, heads, keys, dtype=narrow),
+        torch.zeros(rows, steps, heads, keys, dtype=narrow),
+        torch.zeros(rows, steps * copies, heads, keys, dtype=narrow),
         torch.zeros(rows, steps * copies, value_heads, values, dtype=narrow),
         torch.zeros(rows, steps, value_heads, *([keys] if per_channel else [])),
         torch.zeros(rows, steps * copies, value_heads),
@@ -157,21 +158,29 @@ def _pools(
 
 
 def main() -> None:
-    bf16, kda = torch.bfloat16, {"heads": 32, "per_channel": True}
-    cases: dict[str, Callable[[], None]] = {
-        "gdn f32 VK 1": delta_launch(), "gdn f32 VK 256": delta_launch(rows=256), "gdn bf16 VK 1": delta_launch(state=bf16),
-        "gdn bf16 VK 256": delta_launch(rows=256, state=bf16), "gdn f32 KV": delta_launch(layout="KV"),
-        "gdn bf16 KV": delta_launch(layout="KV", state=bf16), "kda f32 VK 1": delta_launch(**kda),
-        "kda f32 VK 256": delta_launch(rows=256, **kda), "kda bf16 VK 256": delta_launch(rows=256, state=bf16, **kda),
+    bf16 = torch.bfloat16
+    cases = {
+        "gdn f32 VK 1": delta_launch(),
+        "gdn f32 VK 256": delta_launch(rows=256),
+        "gdn bf16 VK 1": delta_launch(state=bf16),
+        "gdn bf16 VK 256": delta_launch(rows=256, state=bf16),
+        "gdn f32 KV": delta_launch(layout="KV"),
+        "gdn bf16 KV": delta_launch(layout="KV", state=bf16),
+        "kda f32 VK 1": delta_launch(heads=32, per_channel=True),
+        "kda f32 VK 256": delta_launch(rows=256, heads=32, per_channel=True),
+        "kda bf16 VK 256": delta_launch(rows=256, heads=32, per_channel=True, state=bf16),
         "gdp 2 f32 VK 256": delta_launch(rows=256, copies=2, heads=32),
         "gdp 3 f32 VK 256": delta_launch(rows=256, copies=3, heads=32),
         "gdn f32 VK 256 verify": delta_launch(rows=256, steps=4),
         "gdn f32 VK 256 verify entries": delta_launch(rows=256, steps=4, entries=True),
         "gdn f32 VK 256 verify resume": delta_launch(rows=256, steps=4, entries=True, counts=True),
         "gdn bf16 VK 256 verify": delta_launch(rows=256, steps=4, state=bf16),
-        "ssd f32 1": ssd_launch(), "ssd f32 256": ssd_launch(rows=256), "ssd bf16 1": ssd_launch(state=bf16),
-        "ssd bf16 256": ssd_launch(rows=256, state=bf16), "ssd f32 256 verify": ssd_launch(rows=256, steps=4),
-    }  # fmt: skip
+        "ssd f32 1": ssd_launch(),
+        "ssd f32 256": ssd_launch(rows=256),
+        "ssd bf16 1": ssd_launch(state=bf16),
+        "ssd bf16 256": ssd_launch(rows=256, state=bf16),
+        "ssd f32 256 verify": ssd_launch(rows=256, steps=4),
+    }
     print(f"triton {triton.__version__}")
     for name, launch in cases.items():
         with recording() as kernels:
