@@ -15,6 +15,7 @@ from torch import Tensor
 from statescan.fast.checks import as_index
 from statescan.fast.kernels.conv import conv_backward_kernel, conv_prefill_kernel, conv_update_kernel
 from statescan.fast.launch import ceil_div, device_of, power_of_2, strides
+from statescan.fast.relaunch import Key, remember
 
 
 class Tile(NamedTuple):
@@ -87,9 +88,9 @@ def launch_prefill(
 def launch_update(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, conv_pool: Tensor, read_slots: Tensor,
     write_slots: Tensor | None, entries: Tensor | None, num_accepted: Tensor | None, num_tokens: Tensor | None,
-    activation: str | None, tile: Tile | None = None,
+    activation: str | None, tile: Tile | None = None, key: Key | None = None,
 ) -> None:  # fmt: skip
-    """Fill y, the pool and the entries of a checked call."""
+    """Fill contiguous y, the pool and the entries of a checked call; with a key, remember the launch under it."""
     rows, steps, channels = x.shape
     tile = tile or update_tile(rows, channels, x.element_size())
     blocks = ceil_div(channels, tile.channels)
@@ -99,15 +100,20 @@ def launch_update(
     pool_word = word_type(conv_pool)
     if entries is not None and word_type(entries) is not pool_word:
         pool_word = None
+    arguments = (
+        x, *x.stride(), y, weight, *weight.stride(), bias, *strides(bias, 1), conv_pool, *conv_pool.stride(),
+        as_index(read_slots), as_index(read_slots if write_slots is None else write_slots),
+        entries, *strides(entries, 4), as_index(num_accepted), as_index(num_tokens), rows, steps, channels,
+        conv_pool.shape[0], 0 if entries is None else entries.shape[1], blocks, weight.shape[1],
+        activation is not None, tile.tokens, tile.channels, 4 if steps > 2 else max(steps, 1), word_type(weight),
+        pool_word,
+    )  # fmt: skip
+    grid = (programs, 1, 1)
     with device_of(x):
-        conv_update_kernel[(programs,)](
-            x, *x.stride(), y, weight, *weight.stride(), bias, *strides(bias, 1), conv_pool, *conv_pool.stride(),
-            as_index(read_slots), as_index(read_slots if write_slots is None else write_slots),
-            entries, *strides(entries, 4), as_index(num_accepted), as_index(num_tokens), rows, steps, channels,
-            conv_pool.shape[0], 0 if entries is None else entries.shape[1], blocks, W=weight.shape[1],
-            SILU=activation is not None, BN=tile.tokens, BC=tile.channels, U=4 if steps > 2 else max(steps, 1),
-            WORD=word_type(weight), POOL_WORD=pool_word, num_warps=tile.warps,
-        )  # fmt: skip
+        compiled = conv_update_kernel[grid](*arguments, num_warps=tile.warps)
+    if key is not None:
+        tensors = (x, weight, bias, conv_pool, read_slots, write_slots, entries, num_accepted, num_tokens, y)
+        remember(key, compiled, grid, arguments, tensors)
 
 
 def pull_back(

@@ -41,12 +41,12 @@ remembered: dict[Key, Launch] = {}
 
 def key_of(tensors: Sequence[Tensor | None], *settings: Any) -> tuple[Key, list[int]]:
     """All that a launch depends on besides contents, and the pointers: one for each tensor, 0 where there is none."""
-    facts: list[Any] = [*settings, tensors[0].get_device()]  # type: ignore[union-attr]
+    facts: list[Any] = [*settings]
     pointers: list[int] = []
     for t in tensors:
         pointer = 0 if t is None else t.data_ptr()
         pointers.append(pointer)
-        facts += (None,) if t is None else (t.dtype, t.shape, t.stride(), pointer % ALIGNMENT)
+        facts += (None,) if t is None else (t.dtype, t.get_device(), t.shape, t.stride(), pointer % ALIGNMENT)
     return tuple(facts), pointers
 
 

@@ -12,7 +12,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from statescan.conformance.cases import ANYTHING, Case, execute, tell, vary
 from statescan.conformance.compare import Precision, scores
 from statescan.conformance.invoke import invoke
 from statescan.conformance.lifts import Story
-from statescan.conformance.mutants import FAULTS, models, mutant
+from statescan.conformance.mutants import faults_of, models, mutant
 from statescan.goldens import needs
 from statescan.goldens.gains import gains, significant_bits
 from statescan.goldens.store import (
@@ -48,6 +50,8 @@ from statescan.spec.contract import OPERAND_BITS, OPERATIONS, ContractError
 Vector = dict[str, Any]
 
 NUMERIC_AGREEMENT = 2.0**-46
+FEW = 16
+"""Below this many vectors a pool of processes costs more than it saves."""
 LEAST_KILL = 4.0
 """The score that a fault must have in every operand class of a numeric vector that lists it."""
 CHANGING = ("expect", "inputs", "args", "calls", "relate")
@@ -257,12 +261,26 @@ def _check_close(vector: str, name: str, got: Array, want: Array, gain: Mapping[
 def kills(vector: Vector, corpus: Mapping[str, Vector]) -> list[str]:
     """The known faults that this vector catches, while every unmutated model passes it."""
     case = Case(vector, tell(vector, corpus), ANYTHING)
-    for structure, operations in models().items():
-        if vector["op"] in operations:
-            verdict = run_model(case, operations)
-            if not verdict.passed:
-                raise DisagreementError(f"{vector['id']}: the {structure} model fails it: {verdict.message}")
-    return [fault for fault in FAULTS if vector["op"] in mutant(fault) and _killed(case, fault)]
+    for structure, operations in models(vector["op"]).items():
+        verdict = run_model(case, operations)
+        if not verdict.passed:
+            raise DisagreementError(f"{vector['id']}: the {structure} model fails it: {verdict.message}")
+    return [fault for fault in faults_of(vector["op"]) if _killed(case, fault)]
+
+
+def all_kills(corpus: Mapping[str, Vector]) -> dict[str, list[str]]:
+    """`kills` of every vector of a corpus, over all processors where there are many."""
+    if len(corpus) < FEW:
+        return {key: kills(vector, corpus) for key, vector in corpus.items()}
+    with ProcessPoolExecutor() as pool:
+        found = pool.map(partial(kills, corpus=_bases(corpus)), corpus.values(), chunksize=8)
+        return dict(zip(corpus, found, strict=True))
+
+
+def _bases(corpus: Mapping[str, Vector]) -> dict[str, Vector]:
+    """The vectors that a relation stands on: all that its telling needs beside itself."""
+    named = {vector["base"] for vector in corpus.values() if "base" in vector}
+    return {key: corpus[key] for key in named}
 
 
 def run_model(case: Case, operations: Mapping[str, Callable[..., Any]]) -> Any:
@@ -310,11 +328,12 @@ def check() -> list[str]:
 def write(allow_change: str | None, say: Callable[[str], None] = print) -> list[str]:
     """Derive and store every vector; refused changes are returned, and left beside the vector as `.rej`."""
     drafts = {path.stem: read_json(path) for path in sorted(VECTORS.glob("*/*.json"))}
+    derived = {key: derive(draft, drafts) for key, draft in drafts.items()}
+    killed = all_kills(derived)
     refused = []
     for path in sorted(VECTORS.glob("*/*.json")):
-        draft = drafts[path.stem]
-        made = derive(draft, drafts)
-        made["kills"] = kills(made, {**drafts, made["id"]: made})
+        draft, made = drafts[path.stem], derived[path.stem]
+        made["kills"] = killed[path.stem]
         made["digest"] = vector_digest(made)
         news = review(draft, made)
         if news and draft.get("digest") and not allow_change:

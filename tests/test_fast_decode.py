@@ -16,9 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
-
 from statescan.fast import delta, relaunch, ssd, tiling
 from statescan.reference import delta as reference_delta
 from statescan.reference import ssd as reference_ssd

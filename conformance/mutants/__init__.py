@@ -9,8 +9,10 @@ fault is one switch at the place where its mechanism sits; `goldens/faults.json`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
+from statescan.conformance.mutants import delta, gates, ssd
 from statescan.conformance.mutants.conv import FAULTS as CONV_FAULTS
 from statescan.conformance.mutants.conv import build as build_conv
 from statescan.conformance.mutants.packed import FAULTS as PACKED_FAULTS
@@ -30,6 +32,11 @@ class Part(NamedTuple):
 PARTS: tuple[Part, ...] = (
     Part("kernel-like", build_conv, CONV_FAULTS),
     Part("host", build_packed, PACKED_FAULTS),
+    Part("kernel-like", gates.build, gates.FAULTS),
+    Part("recurrent", delta.build, delta.FAULTS),
+    Part("recurrent", ssd.build, ssd.FAULTS),
+    Part("chunked", delta.build_chunked, delta.CHUNKED_FAULTS),
+    Part("chunked", ssd.build_chunked, ssd.CHUNKED_FAULTS),
 )
 """Where an operation is modelled more than once, the first part here serves it unless another is asked for."""
 
@@ -44,9 +51,19 @@ def mutant(fault_id: str) -> Operations:
     return _assemble([part for part in PARTS if fault_id in part.faults], fault_id)
 
 
-def models() -> dict[str, Operations]:
-    """The unmutated models by structure; what a structure does not model comes from the others."""
-    structures = dict.fromkeys(part.structure for part in PARTS)
+@cache
+def faults_of(operation: str) -> tuple[str, ...]:
+    """The faults that can show in this operation: those of the parts that model it."""
+    return tuple(dict.fromkeys(fault for part in PARTS if operation in part.build(None) for fault in part.faults))
+
+
+def models(operation: str | None = None) -> dict[str, Operations]:
+    """The unmutated models by structure; what a structure does not model comes from the others.
+
+    With an `operation`, only the structures that model it.
+    """
+    chosen = [part for part in PARTS if operation is None or operation in part.build(None)]
+    structures = dict.fromkeys(part.structure for part in chosen)
     return {name: _assemble([part for part in PARTS if part.structure == name]) for name in structures}
 
 

@@ -100,20 +100,23 @@ class SsdModel(StateModel):
 
     def _steps(self, call: Call) -> Float64:
         """The step size of every token and head: bias, softplus, clamp."""
-        dt, (least, largest) = self._biased(call), call["dt_limit"]
-        decode = "num_tokens" in call
+        free = self.fault == "limit-ignored-in-update" and "num_tokens" in call
+        free = free or self.fault == "dt-limit-before-softplus"
+        return self._unclamped(call) if free else np.clip(self._unclamped(call), *call["dt_limit"])
+
+    def _unclamped(self, call: Call) -> Float64:
+        """The step sizes before the clamp."""
+        dt = self._biased(call)
         if self.fault == "dt-limit-before-softplus":
-            dt = np.clip(dt, least, largest)
+            dt = np.clip(dt, *call["dt_limit"])
         if call["dt_softplus"]:
             dt = softplus(dt, self.fault)
         if self.fault == "dt-bias-after-softplus" and call["dt_bias"] is not None:
             dt = dt + self._load(call["dt_bias"])
-        if self.fault == "dt-floor-of-initialisation":
-            dt = np.maximum(dt, LEAST_INITIAL_STEP)
-        unclamped = self.fault == "dt-limit-before-softplus" or (self.fault == "limit-ignored-in-update" and decode)
-        return dt if unclamped else np.clip(dt, least, largest)
+        return np.maximum(dt, LEAST_INITIAL_STEP) if self.fault == "dt-floor-of-initialisation" else dt
 
     def _biased(self, call: Call) -> Float64:
+        """What goes into softplus."""
         dt = self._flat(call["dt"])
         late = self.fault == "dt-bias-after-softplus"
         return dt if call["dt_bias"] is None or late else dt + self._load(call["dt_bias"])
@@ -251,10 +254,9 @@ class SsdModel(StateModel):
 
     def _slope(self, call: Call) -> Float64:
         """Derivative of the step sizes: that of softplus, and 0 where the clamp holds them."""
-        dt, (least, largest) = self._biased(call), call["dt_limit"]
-        step = softplus(dt, self.fault) if call["dt_softplus"] else dt
+        step, (least, largest) = self._unclamped(call), call["dt_limit"]
         free = (step >= least) & (step <= largest)
-        return np.where(free, slope_softplus(dt, self.fault) if call["dt_softplus"] else 1.0, 0.0)
+        return np.where(free, slope_softplus(self._biased(call), self.fault) if call["dt_softplus"] else 1.0, 0.0)
 
     def _fold_groups(self, terms: Float64, call: Call) -> Float64:
         """Cotangents per head added up to the groups they came from."""
