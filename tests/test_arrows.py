@@ -15,6 +15,7 @@ ARROWS = [
     ("spec.figures", ("spec",)),
     ("spec", ("spec", "reference", "conformance.mutants")),
     ("reference", ("spec.contract", "reference")),
+    ("fast.bench", ("spec.contract", "reference.host", "fast", "goldens.store", "conformance")),
     ("fast", ("spec.contract", "reference.host", "fast")),
     ("goldens.regenerate", ("spec.contract", "reference", "goldens", "conformance")),
     ("goldens.gains", ("spec.contract", "reference.sites", "goldens")),

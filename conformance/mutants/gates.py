@@ -35,7 +35,7 @@ FAULTS: tuple[str, ...] = (
     "rate-outside-the-sigmoid", "beta-not-doubled", "beta-always-doubled", "beta-rounded-to-input-type",
     "parameters-exponentiated-in-their-own-type", "bias-added-in-a-narrow-type",
     *L2NORM_FAULTS, "norm-order-ignored", "sigmoid-gate-taken-as-silu", "group-size-ignored",
-    "norm-weight-of-first-group", "double-rounding-through-f32", "one-class-for-all", "message-without-label",
+    "norm-weight-of-first-group", "one-class-for-all", "message-without-label",
 )  # fmt: skip
 
 
@@ -131,8 +131,6 @@ def to_bf16(x: Float64) -> Float64:
 
 def round_output(values: Float64, name: str, fault: str | None = None) -> Array:
     """Outputs in their element type, rounded once."""
-    if fault == "double-rounding-through-f32" and name in ("bf16", "f16"):
-        values = widen(round_to(values, "f32"))
     return round_to(values, name)
 
 

@@ -254,9 +254,10 @@ class SsdModel(StateModel):
 
     def _slope(self, call: Call) -> Float64:
         """Derivative of the step sizes: that of softplus, and 0 where the clamp holds them."""
-        step, (least, largest) = self._unclamped(call), call["dt_limit"]
+        biased, (least, largest) = self._biased(call), call["dt_limit"]
+        step = biased if self.fault == "dt-limit-before-softplus" else self._unclamped(call)
         free = (step >= least) & (step <= largest)
-        return np.where(free, slope_softplus(self._biased(call), self.fault) if call["dt_softplus"] else 1.0, 0.0)
+        return np.where(free, slope_softplus(biased, self.fault) if call["dt_softplus"] else 1.0, 0.0)
 
     def _fold_groups(self, terms: Float64, call: Call) -> Float64:
         """Cotangents per head added up to the groups they came from."""

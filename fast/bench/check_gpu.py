@@ -36,7 +36,7 @@ from statescan.fast.bench.bench import environment
 from statescan.goldens.store import load_vectors
 
 SOURCES = ("statescan.fast.bench.check_conv", "statescan.fast.bench.check_decode")
-"""Modules of further checks: `checks(tiny)` gives pairs of a name and a function that raises where something is wrong."""
+"""Modules of further checks: `checks(tiny)` gives pairs of a name and a function that raises if something is wrong."""
 
 TYPES = ("f32", "bf16", "f16")
 LAYOUTS = ("KV", "VK")
@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="small sizes in this process, no suite")
     parser.add_argument("--json", type=Path, help="where to write all results")
-    parser.add_argument("--only", action="append", default=[], help="checks whose name contains this; leaves the suite out")
+    parser.add_argument("--only", action="append", default=[], help="checks of that name, and no suite")
     parser.add_argument("--jobs", type=int, default=12, help="processes that run the suite")
     given = parser.parse_args()
     if not torch.cuda.is_available():
