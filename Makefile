@@ -4,7 +4,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 JOBS   ?= 2
 
-.PHONY: conformance test peers docs lint regen clean
+.PHONY: conformance test peers docs lint regen bench gpu clean
 
 conformance: $(VENV)/.stamp peers
 	@$(PY) -m statescan.conformance run --all --profile quick
@@ -30,6 +30,13 @@ lint: $(VENV)/.stamp
 
 regen: $(VENV)/.stamp
 	@$(PY) -m statescan.conformance regen --check
+
+# On a machine with a GPU: what WHAT="conv prefill" or the like names, or everything.
+bench: $(VENV)/.stamp
+	@$(PY) -m statescan.fast.bench.bench $(if $(WHAT),"$(WHAT)")
+
+gpu: $(VENV)/.stamp
+	@$(PY) -m statescan.fast.bench.check_gpu
 
 clean:
 	rm -rf $(VENV) reports docs/_build

@@ -1,4 +1,4 @@
-"""The command line: `statescan list | show | run | matrix | regen`.
+"""The command line: `statescan list | show | run | matrix | regen | bench`.
 
 Exit codes: 0 everything that ran passed, 1 failures, 2 wrong usage or a broken protocol.
 """
@@ -127,6 +127,15 @@ def regen(mode: str, dispatch: bool, allow_change: str | None) -> None:
         console.print(line, markup=False, highlight=False)
     console.print(f"{len(load_vectors())} vectors checked, {len(wrong)} not as computed")
     sys.exit(1 if wrong else 0)
+
+
+@main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Measure the fast path on this machine's GPU, beside yardsticks and peers (--help says more)."""
+    from statescan.fast.bench import bench as table  # torch and Triton are needed here and nowhere else
+
+    table.main(list(arguments))
 
 
 def _run_with_progress(targets: list[Target], selection: Selection, seconds: float | None) -> dict[str, Any]:

@@ -244,8 +244,12 @@ def packed(variant: Variant, make: Callable[..., Run], values: str, **given: Any
     tokens = given["x" if "x" in given else "q"].shape[1]
     offsets = [0, tokens] if given.get("cu_seqlens") is None else given["cu_seqlens"].tolist()
     y = np.zeros((1, tokens, *wide.shape[2:]), F)
-    last = over_rows(variant, make(variant, given), [(0, slice(a, b)) for a, b in pairwise(offsets)], y,
-                     given["initial_state"].astype(F))  # fmt: skip
+    rows = [(0, slice(a, b)) for a, b in pairwise(offsets)]
+    entering = given.get("initial_state")
+    if entering is None:
+        inner = (wide.shape[3], given["B"].shape[3]) if "B" in given else (given["k"].shape[3], wide.shape[3])
+        entering = np.zeros((len(rows), wide.shape[2], *inner))
+    last = over_rows(variant, make(variant, given), rows, y, entering.astype(F))
     return ruined(variant, y, wide), (last if given.get("output_final_state") else None)
 
 

@@ -24,7 +24,7 @@ ARROWS = [
     ("conformance.oracle", ("spec.contract", "reference", "goldens", "conformance")),
     ("conformance.adapters.reference", ("spec.contract", "reference", "conformance.adapter")),
     ("conformance.adapters.fast", ("spec.contract", "fast", "conformance.adapter", "conformance.adapters")),
-    ("conformance.cli", ("spec.contract", "spec.clauses", "goldens", "conformance")),
+    ("conformance.cli", ("spec.contract", "spec.clauses", "goldens", "conformance", "fast.bench")),
     ("conformance.report", ("spec.contract", "spec.clauses", "goldens", "conformance")),
     ("conformance", ("spec.contract", "goldens", "conformance")),
 ]

@@ -597,6 +597,21 @@ def test_the_model_is_the_reference(part: str) -> None:
             family, number))  # fmt: skip
 
 
+@pytest.mark.parametrize("name", [*DELTA, "ssd"])
+def test_long_rows_cross_chunks(name: str) -> None:
+    """Rows around one and two chunks of 64; a decay of exp(-1024) here and there costs its neighbours nothing."""
+    draw, offsets = Draw(1), np.array([0, 0, 1, 64, 128, 193, 323])
+    mixer = (Ssd if name == "ssd" else Delta)(draw, name, False)
+    tokens = mixer.tokens(draw, 1, 323)
+    gate = tokens["dt" if name == "ssd" else "g"]
+    gate[draw.rng.random(gate.shape) < 0.1] = 1024 if name == "ssd" else F
+    given = {**tokens, **mixer.parameters(draw), **mixer.settings, "cu_seqlens": offsets}
+    given |= {"initial_state": mixer.states(draw, 6), "output_final_state": True}
+    wanted = _parts(REFERENCE[name](**given))
+    for part in (part for part, model in MODELS.items() if name in model):
+        assert alike(_parts(MODELS[part][name](**given)), wanted, CLOSE), part
+
+
 @pytest.mark.parametrize("family", BAD)
 def test_refused_calls_are_refused(family: str) -> None:
     for number in range(len(BAD[family])):

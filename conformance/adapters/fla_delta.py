@@ -263,10 +263,9 @@ def kda_gate(
     f: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, *, lower_bound: float | None = None
 ) -> Tensor:
     """The gate of a channel; the bias is one vector there, and only a bounded gate may go without A_log."""
-    if A_log is None and lower_bound is None:
-        raise Unsupported("A_log=None")
     bias = None if dt_bias is None else dt_bias.flatten()
-    return fused_kda_gate(f, A_log, bias, lower_bound=lower_bound)
+    rate = f.new_zeros(f.shape[-2]) if A_log is None and lower_bound is None else A_log
+    return fused_kda_gate(f, rate, bias, lower_bound=lower_bound)
 
 
 def beta_gate(b: Tensor, *, allow_neg_eigval: bool = False) -> Tensor:

@@ -96,16 +96,14 @@ def softplus_gate(a: Tensor, A_log: Tensor, dt_bias: Tensor | None = None) -> Te
 def kda_gate(
     f: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, *, lower_bound: float | None = None
 ) -> Tensor:
-    """The gate of a channel, one function without and one with a bound; the bias is one vector there."""
-    bias = None if dt_bias is None else dt_bias.flatten()
+    """The gate of a channel, by one function without and one with a bound, of which only this may go without A_log."""
+    bias = None if dt_bias is None else dt_bias.flatten()  # one vector there
     if lower_bound is not None:
         return naive_bounded_gate(f, A_log, bias, lower_bound=lower_bound)
-    if A_log is None:
-        raise Unsupported("A_log=None")
-    return naive_kda_gate(f, A_log, bias)
+    return naive_kda_gate(f, f.new_zeros(f.shape[-2]) if A_log is None else A_log, bias)
 
 
-@adapter.op("rmsnorm_gated", dtypes=[{"x": x, "out": x} for x in KINDS], features=["grad", *PROMISES])
+@adapter.op("rmsnorm_gated", dtypes=[{"x": x, "out": x} for x in KINDS], features=["grad", "repeatable"])
 def rmsnorm_gated(
     x: Tensor, z: Tensor | None, weight: Tensor, *, eps: float = 1e-5, group_size: int | None = None,
     norm_before_gate: bool = False, gate_activation: str = "silu",

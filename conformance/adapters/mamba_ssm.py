@@ -191,11 +191,14 @@ def _step(
     states: Tensor, tokens: list[Any], A: Tensor, D: Tensor | None, dt_bias: Tensor | None, dt_softplus: bool,
     slots: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """What is one number a head is spread over its channels, without copies, as the package's own layer does."""
+    """What is one number a head is spread over its channels, without copies, as the package's own layer does.
+
+    D and the bias may be None by its documentation, and fail when they are: zeros stand for them.
+    """
     x, dt, B, C, z = tokens
     heads, channels, columns = states.shape[1:]
-    spread = [part[:, None].expand(heads, channels) if part is not None and part.dim() == 1 else part
-              for part in (D, dt_bias)]  # fmt: skip
+    given = [A.new_zeros(heads) if part is None else part for part in (D, dt_bias)]
+    spread = [part[:, None].expand(heads, channels) if part.dim() == 1 else part for part in given]
     return STEP.selective_state_update(
         states, x, dt[..., None].expand(*dt.shape, channels), A[:, None, None].expand(heads, channels, columns), B, C,
         spread[0], z=z, dt_bias=spread[1], dt_softplus=dt_softplus, state_batch_indices=slots,

@@ -261,19 +261,18 @@ def _claim_mamba() -> None:
 def kda_gate(
     f: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, *, lower_bound: float | None = None
 ) -> Tensor:
-    """The forget gate of a layer, its two projections left out."""
+    """The forget gate of a layer, its two projections left out; its rate and bias are parameters that are there."""
     import torch
 
-    if A_log is None:
-        raise Unsupported("A_log=None")
     heads, keys = f.shape[-2:]
+    rate = f.new_zeros(heads) if A_log is None else A_log
     layer = GLM.Glm5NextTextForgetGate(
         SimpleNamespace(linear_head_dim=keys, linear_num_heads=heads, hidden_size=1, linear_lower_bound=lower_bound)
     )
     layer.f_a_proj = layer.f_b_proj = torch.nn.Identity()
     bias = f.new_zeros(heads * keys) if dt_bias is None else dt_bias.flatten()
     rows = f.reshape(1, -1, heads * keys)
-    return torch.func.functional_call(layer, {"A_log": A_log, "dt_bias": bias}, (rows,)).view(f.shape)
+    return torch.func.functional_call(layer, {"A_log": rate, "dt_bias": bias}, (rows,)).view(f.shape)
 
 
 def l2norm(x: Tensor, *, eps: float = 1e-6) -> Tensor:
@@ -308,10 +307,10 @@ def rmsnorm_gated(
 def _claim_gates() -> None:
     adapter.op("kda_gate", features=["decay.floor", "grad", *PROMISES],
                dtypes=[{"f": kind, "out": "f32"} for kind in KINDS])(kda_gate)  # fmt: skip
+    # PyTorch sums in another order where channels lie apart. Two of the layers round to the type of x before weights.
     for kind in KINDS:
-        adapter.op("l2norm", operand=kind, features=["grad", *PROMISES], dtypes=[{"x": kind, "out": kind}])(l2norm)
-        # Two of the layers round to the type of x before the weights.
-        adapter.op("rmsnorm_gated", operand=kind, features=["grad", *PROMISES],
+        adapter.op("l2norm", operand=kind, features=["grad", "repeatable"], dtypes=[{"x": kind, "out": kind}])(l2norm)
+        adapter.op("rmsnorm_gated", operand=kind, features=["grad", "repeatable"],
                    dtypes=[{"x": kind, "weight": kind, "out": kind}])(rmsnorm_gated)  # fmt: skip
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from statescan.conformance.mutants.conv import as_if_contiguous
-from statescan.conformance.mutants.gates import L2NORM_FAULTS, pull_unit_rows, round_output, to_bf16, unit_rows
+from statescan.conformance.mutants.gates import L2NORM_FAULTS, pull_unit_rows, to_bf16, unit_rows
 from statescan.conformance.mutants.packed import lenient_offsets, refusals
 from statescan.reference import delta, delta_grad
 from statescan.reference.arrays import Array, Float64, check_arguments, dtype_name, round_to, widen
@@ -80,8 +80,8 @@ POOL_FAULTS: tuple[str, ...] = (
     "state-all-entries-written", "state-accepted-off-by-one", "accepted-ignored", "accepted-count-unbounded",
     "state-short-row-runs-full",
     # roundings, decays
-    "state-store-truncates", "decay-of-previous-token",
-    "decay-of-first-token-skipped", "neighbours-decay", "decay-floored",
+    "state-store-truncates", "decay-of-previous-token", "decay-of-first-token-skipped", "neighbours-decay",
+    "decay-floored",
     # gradients
     "gate-gradient-missing", "state-gradient-crosses-boundary", "padding-gradient-not-zero",
     "entering-state-gradient-missing",
@@ -386,7 +386,7 @@ class StateModel:
         blank = np.nan if self.fault == "state-padded-outputs-unwritten" else 0.0
         kept = np.where(launch.written.reshape(-1, *[1] * (tokens.ndim - 1)), tokens, blank)
         lead = call[self.leading].shape[:2] if lead is None else lead
-        rounded = round_output(kept.reshape(*lead, *tokens.shape[1:]), dtype_name(like), self.fault)
+        rounded = round_to(kept.reshape(*lead, *tokens.shape[1:]), dtype_name(like))
         self.calls += 1
         if self.fault == "state-call-counter-leaks" and self.calls % 2 == 0:
             rounded.reshape(-1).view(f"u{rounded.itemsize}")[:1] ^= 1
@@ -394,7 +394,7 @@ class StateModel:
 
     def _rounded(self, states: Float64, name: str) -> Array:
         """States in the type they are stored in, rounded once."""
-        rounded = round_output(states, name, self.fault)
+        rounded = round_to(states, name)
         if self.fault != "state-store-truncates":
             return rounded
         bits = rounded.view(f"u{rounded.itemsize}")  # sign and magnitude: one less is one step towards zero

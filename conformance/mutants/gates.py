@@ -129,11 +129,6 @@ def to_bf16(x: Float64) -> Float64:
     return np.asarray(x).astype(DTYPES["bf16"]).astype(np.float64)
 
 
-def round_output(values: Float64, name: str, fault: str | None = None) -> Array:
-    """Outputs in their element type, rounded once."""
-    return round_to(values, name)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Operations
 # ---------------------------------------------------------------------------------------------------------------------
@@ -182,7 +177,7 @@ class GateModel:
         """Rows of length 1, nearly."""
         self._check("l2norm", {"x": x}, {"eps": eps})
         with np.errstate(invalid="ignore", divide="ignore"):
-            return round_output(unit_rows(widen(x), eps, self.fault), dtype_name(x), self.fault)
+            return round_to(unit_rows(widen(x), eps, self.fault), dtype_name(x))
 
     def rmsnorm_gated(
         self, x: Array, z: Array | None, weight: Array, *, eps: float = 1e-5, group_size: int | None = None,
@@ -197,7 +192,7 @@ class GateModel:
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = groups / np.sqrt((groups * groups).sum(-1, keepdims=True) / size + eps)
         y = unit.reshape(x.shape) * self._weights(weight, x.shape[-1], size) * after
-        return round_output(y, dtype_name(x), self.fault)
+        return round_to(y, dtype_name(x))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Parts

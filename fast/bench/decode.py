@@ -18,15 +18,14 @@ import torch
 from torch import Tensor
 
 from statescan.fast import delta, ssd
-from statescan.fast.launch import power_of_2
+from statescan.fast.bench.timing import Graph, median, time_in_turn
+from statescan.fast.bench.yardsticks import Launches
+from statescan.fast.launch import ceil_div, power_of_2
 from statescan.fast.tiling import Tile
 
 F32, BF16 = torch.float32, torch.bfloat16
-Launches = list[Callable[[], Any]]
-"""One launch for each set of slots; each may be captured in a graph."""
 ROTATED = 192 << 20
 """Bytes of state that one pass over the sets reads at least: more than three L2 caches of 60 MB."""
-MOST_SETS = 96
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,14 @@ def rows() -> list[Decode]:
             table += [Decode(family, n, one if n == 1 else many, state=state, **sizes) for n in (1, 32, 256)]
     for state, one, many in ((F32, "4.5 us", "1.05 update"), (BF16, "3.4 us", "1.12 update")):
         table += [_mamba2(n, one if n == 1 else many, state=state) for n in (1, 32, 256)]
-    table += [Decode(gdn, n, "1.15 update", layout="KV", state=s) for s in (F32, BF16) for n in (1, 32, 256)]
+    table += [Decode(gdn, n, "1.15 update" if n > 1 else "", layout="KV", state=s)
+              for s in (F32, BF16) for n in (1, 32, 256)]  # fmt: skip
     table += [Decode(kda, 256, "1.15 update", heads=32, layout="KV")]
     for state, target in ((F32, "1.15 update"), (BF16, "1.4 update")):
-        table += [Decode(gdn, n, target, steps=4, state=state) for n in (1, 32, 256)]
+        table += [Decode(gdn, n, target if n > 1 else "", steps=4, state=state) for n in (1, 32, 256)]
         table += [_mamba2(32, target, steps=4, state=state)]
-    table += [Decode(gdn, n, "1.15 copy", steps=4, entries=True, state=s) for s in (F32, BF16) for n in (1, 32, 128)]
+    table += [Decode(gdn, n, "1.15 copy" if n > 1 else "", steps=4, entries=True, state=s)
+              for s in (F32, BF16) for n in (1, 32, 128)]  # fmt: skip
     return [*table, _mamba2(32, "1.15 copy", steps=4, entries=True)]
 
 
@@ -146,7 +147,7 @@ class Prepared:
 def prepare(work: Decode, device: str = "cuda", seed: int = 0) -> Prepared:
     """Random tensors for a row: bf16 tokens, float32 gates, a pool at random slots."""
     generator = torch.Generator(device).manual_seed(seed)
-    sets = max(2, min(MOST_SETS, -(-ROTATED // (work.rows * work.slot_bytes))))
+    sets = max(2, ceil_div(ROTATED, work.rows * work.slot_bytes))
     count = sets * work.rows
 
     def normal(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -288,39 +289,19 @@ def candidates(work: Decode) -> list[Tile]:
     return [Tile(h, c, i, w) for h, c, i in fitting for w in warps if 16 <= h * c * i // (32 * w) <= 128]
 
 
-def time_graph(launches: Launches, repeats: int = 15) -> float:
-    """Microseconds of one launch: the median over replays of a CUDA graph of all of them."""
-    for launch in launches[:2]:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    times: list[float] = []
-    event: Any = torch.cuda.Event
-    for _ in range(repeats + 2):
-        start, end = event(enable_timing=True), event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(launches))
-    return sorted(times[2:])[repeats // 2]
-
-
 def main() -> None:
     words = sys.argv[1:]
     for work in rows():
         if words and not any(word in work.name for word in words):
             continue
         ready = prepare(work)
-        found = [(time_graph(ready.ours()), "as chosen")]
-        found += [(time_graph(ready.ours(tile)), str(tuple(tile))) for tile in candidates(work)]
+        graphs = {"as chosen": Graph(ready.ours())}
+        graphs |= {str(tuple(tile)): Graph(ready.ours(tile)) for tile in candidates(work)}
+        found = [(median(times), label) for label, times in time_in_turn(graphs).items()]
         print(f"{work.name:34s} {work.moved / 1e6:8.1f} MB target {work.target}", flush=True)
         for us, label in [found[0], *sorted(found[1:])[:5]]:
             print(f"    {us:8.2f} us {work.moved / us / 1e6:6.2f} TB/s  {label}", flush=True)
-        del ready
+        del ready, graphs
         torch.cuda.empty_cache()
 
 

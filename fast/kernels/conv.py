@@ -192,10 +192,10 @@ def conv_row(
                 at = first + tl.arange(0, 64)
                 p = tl.load(pos_ptr + at, mask=at < X, other=-1).to(tl.int64)
                 if tl.max(((p > start) & (p < start + W) & (p <= end)).to(tl.int32), 0) > 0:
-                    for i in range(first, tl.minimum(first + 64, X)):
-                        position = tl.load(pos_ptr + i).to(tl.int64)
+                    for mark in range(first, tl.minimum(first + 64, X)):
+                        position = tl.load(pos_ptr + mark).to(tl.int64)
                         if (position > start) & (position < start + W) & (position <= end):
-                            out_ptr = snap_ptr + tl.cast(i, tl.int64) * ns + c * nc
+                            out_ptr = snap_ptr + tl.cast(mark, tl.int64) * ns + c * nc
                             store_window(out_ptr, nw, cm, x_ptr, sxt, position, start, e1, e2, e3, e4, W)
 
 
@@ -351,7 +351,7 @@ def backward_row(
         start, end = load_row(cu_ptr, n, T)
     bias, w1, w2, w3, w4 = load_taps(w_ptr, swc, sww, b_ptr, sb, c, cm, W, WORD)
     row = tl.cast(n, tl.int64)
-    h1, h2, h3, _ = load_window(from_ptr + row * fs + c * fc, fw, cm, False, W)
+    h1, h2, h3, _oldest = load_window(from_ptr + row * fs + c * fc, fw, cm, False, W)
     d1 = bias * 0.0
     d2 = d1
     d3 = d1
@@ -447,7 +447,7 @@ def backward_tile(
                 h3 = h1
                 if from_ptr is not None:
                     entering_ptr = from_ptr + tl.cast(row, tl.int64) * fs + c * fc
-                    h1, h2, h3, _ = load_window(entering_ptr, fw, cm & live, False, W)
+                    h1, h2, h3, _oldest = load_window(entering_ptr, fw, cm & live, False, W)
                 p1 = bias * 0.0
                 p2 = p1
                 p3 = p1

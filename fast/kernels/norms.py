@@ -48,13 +48,14 @@ def norm_kernel(
     live = row < rows
     total = tl.zeros((BR, 1), tl.float32)
     x = tl.zeros((BR, BC), tl.float32)
-    for start in range(0, size, BC):
+    end = BC if WHOLE else size  # known to the compiler where one block is enough
+    for start in range(0, end, BC):
         c = (first + start + place).to(tl.int64)
         mask = live & (start + place < size)
         x = load_gated(x_ptr, z_ptr, row * sr + c * sd, row * zr + c * zd, mask, BEFORE, SILU)
         total += tl.sum(x * x, 1)[:, None]
     root = tl.sqrt_rn(total / divisor + eps)
-    for start in range(0, size, BC):
+    for start in range(0, end, BC):
         c = (first + start + place).to(tl.int64)
         mask = live & (start + place < size)
         if not WHOLE:
