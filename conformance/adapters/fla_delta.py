@@ -65,6 +65,8 @@ SLOTS = ["slot.pool", "slot.negative", "slot.split"]
 OPERANDS = {"f32": "tf32", "bf16": "bf16", "f16": "f16"}
 SIXTEEN_BITS = ("bf16", "f16")
 WIDTH = {"K": {"min": 1, "max": 256}}
+# The chunked Kimi delta attention runs a program a token and head, which takes an interpreter some 50 ms.
+INTERPRETED = {"T": {"max": 96}}
 BOTH_LAYOUTS = ("KV", "VK")
 
 
@@ -75,14 +77,15 @@ def register(adapter: Adapter) -> None:
     for name, chunked, stepped in (
         ("gated_delta_rule", chunk_rule, recurrent_rule), ("kimi_delta_attention", chunk_kda, recurrent_kda),
     ):  # fmt: skip
+        slow = adapter.device == "cpu" and chunked is chunk_kda
         for kind, operand in OPERANDS.items():
-            _claim_chunked(adapter, name, chunked, kind, operand, RULES, BOTH_LAYOUTS)
+            _claim_chunked(adapter, name, chunked, kind, operand, RULES, BOTH_LAYOUTS, INTERPRETED if slow else {})
         adapter.op(
             f"{name}_update", dtypes=[_types(kind, state_pool="f32") for kind in OPERANDS], state_layout=BOTH_LAYOUTS,
             features=[*SLOTS, "tokens.many", *RULES, *STEPPED],
         )(update(stepped))  # fmt: skip
     for kind in SIXTEEN_BITS:
-        _claim_chunked(adapter, "gated_delta_product", chunk_product, kind, OPERANDS[kind], PRODUCT, ("KV",))
+        _claim_chunked(adapter, "gated_delta_product", chunk_product, kind, OPERANDS[kind], PRODUCT)
         adapter.op(
             "gated_delta_product_update", operand=OPERANDS[kind], dtypes=[_types(kind, state_pool="f32")],
             features=[*SLOTS, "tokens.many", *PRODUCT, *PROMISES], limits=WIDTH,
@@ -92,16 +95,17 @@ def register(adapter: Adapter) -> None:
 
 
 def _claim_chunked(
-    adapter: Adapter, name: str, kernel: Function, kind: str, operand: str, rules: list[str], layouts: tuple[str, ...]
-) -> None:
+    adapter: Adapter, name: str, kernel: Function, kind: str, operand: str, rules: list[str],
+    layouts: tuple[str, ...] = ("KV",), limits: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
     packed = _types(kind, initial_state="f32", final_state="f32")
     adapter.op(
-        name, operand=operand, dtypes=[packed], limits=WIDTH,
+        name, operand=operand, dtypes=[packed], limits={**WIDTH, **(limits or {})},
         features=[*PACKED, "batch", "state.in", "state.out", "grad", *rules, *PROMISES],
     )(pack(kernel))  # fmt: skip
     adapter.op(
-        f"{name}_prefill", operand=operand, dtypes=[_types(kind, state_pool="f32")], limits=WIDTH,
-        features=[*PACKED, *SLOTS, *rules, *PROMISES], state_layout=layouts,
+        f"{name}_prefill", operand=operand, dtypes=[_types(kind, state_pool="f32")], state_layout=layouts,
+        features=[*PACKED, *SLOTS, *rules, *PROMISES], limits={**WIDTH, **(limits or {})},
     )(prefill(kernel))  # fmt: skip
 
 

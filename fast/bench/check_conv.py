@@ -387,7 +387,7 @@ def graph_replay() -> None:
         for target, values in ((prefill_slots, own), (decode_slots, decoding)):
             target.copy_(torch.tensor(values + [-1] * (rows - len(values)), dtype=torch.int32))
         pool.fill_(torch.nan)
-        live = [s for s in [*own, *decoding] if s >= 0]
+        live = torch.tensor([s for s in [*own, *decoding] if s >= 0], device=DEVICE, dtype=torch.int64)
         pool[live] = normal(slots, channels, 4, dtype=BF16, seed=case)[live]
         twin = pool.clone()
         for result in results:
