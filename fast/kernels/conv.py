@@ -451,40 +451,42 @@ def backward_tile(
                 p1 = bias * 0.0
                 p2 = p1
                 p3 = p1
-        x = tl.where(live, x, 0.0)
-        g = tl.where(live, g, 0.0)
-        g = g * slope(tap_sum(bias, w1, w2, w3, w4, x, h1, h2, h3, W), SILU)
-        own = tl.where(live & (t < end), g, 0.0)
-        db += own
-        d1 = tl.fma(own, x, d1)
-        d2 = tl.fma(own, h1, d2)
-        p1 = tl.fma(w2, g, p1)
-        if W > 2:
-            d3 = tl.fma(own, h2, d3)
-            p2 = tl.fma(w3, g, p2)
-        if W > 3:
-            d4 = tl.fma(own, h3, d4)
-            p3 = tl.fma(w4, g, p3)
-        p0 = w1 * g
-        left = after - t  # tokens of the row from this one on
-        if final_ptr is not None:
-            if live & (left <= W):
-                last_ptr = final_ptr + tl.cast(row, tl.int64) * gs + c * gc
-                p0 += last_columns(last_ptr, gw, W - left, cm)
-        low = tl.maximum(start, first)
-        ends = live & (left == 1)
-        store_cotangent(dx_ptr, t, p0, C, cm & (ends | (live == 0)), low, end, live)
-        store_cotangent(dx_ptr, t - 1, p1, C, cm & live & (ends | (W == 2)), low, end, live)
-        if W > 2:
-            store_cotangent(dx_ptr, t - 2, p2, C, cm & live & (ends | (W == 3)), low, end, live)
-        if W > 3:
-            store_cotangent(dx_ptr, t - 3, p3, C, cm & live, low, end, live)
-        p3 = p2
-        p2 = p1
-        p1 = p0
-        h3 = h2
-        h2 = h1
-        h1 = x
+        if live:
+            g = g * slope(tap_sum(bias, w1, w2, w3, w4, x, h1, h2, h3, W), SILU)
+            own = tl.where(t < end, g, 0.0)
+            db += own
+            d1 = tl.fma(own, x, d1)
+            d2 = tl.fma(own, h1, d2)
+            p1 = tl.fma(w2, g, p1)
+            if W > 2:
+                d3 = tl.fma(own, h2, d3)
+                p2 = tl.fma(w3, g, p2)
+            if W > 3:
+                d4 = tl.fma(own, h3, d4)
+                p3 = tl.fma(w4, g, p3)
+            p0 = w1 * g
+            left = after - t  # tokens of the row from this one on
+            if final_ptr is not None:
+                if left <= W:
+                    last_ptr = final_ptr + tl.cast(row, tl.int64) * gs + c * gc
+                    p0 += last_columns(last_ptr, gw, W - left, cm)
+            low = tl.maximum(start, first)
+            whole = p1 if W == 2 else (p2 if W == 3 else p3)
+            store_cotangent(dx_ptr, t - (W - 1), whole, C, cm, low, end)
+            if left == 1:  # the row ends here: nothing more is added to these
+                store_cotangent(dx_ptr, t, p0, C, cm, low, end)
+                if W > 2:
+                    store_cotangent(dx_ptr, t - 1, p1, C, cm, low, end)
+                if W > 3:
+                    store_cotangent(dx_ptr, t - 2, p2, C, cm, low, end)
+            p3 = p2
+            p2 = p1
+            p1 = p0
+            h3 = h2
+            h2 = h1
+            h1 = x
+        else:
+            store_cotangent(dx_ptr, t, bias * 0.0, C, cm, first, end)
         t += 1
     tl.store(part_ptr, db, mask=cm)
     tl.store(part_ptr + C, d1, mask=cm)
@@ -496,10 +498,10 @@ def backward_tile(
 
 
 @triton.jit
-def store_cotangent(dx_ptr, token, value, C, mask, low, end, live):
-    """Store the cotangent of one token's input if the token is this tile's; 0 outside rows."""
-    value = rn(tl.where(live, value, 0.0), dx_ptr.dtype.element_ty)
-    tl.store(dx_ptr + token * C, value, mask=mask & (token >= low) & (token < end))
+def store_cotangent(dx_ptr, token, value, C, mask, low, end):
+    """Store the cotangent of one token's input if the token is this tile's."""
+    inside = (token >= low) & (token < end)
+    tl.store(dx_ptr + token * C, rn(value, dx_ptr.dtype.element_ty), mask=mask & inside)
 
 
 @triton.jit(do_not_specialize=["N", "T", "tiles"])
