@@ -12,7 +12,7 @@ from torch import Tensor
 
 from statescan.fast.checks import check_call
 from statescan.fast.kernels.gates import beta_kernel, decay_kernel
-from statescan.fast.launch import ceil_div, device_of, is_traced, needs_grad, power_of_2, register, strides
+from statescan.fast.launch import Differentiable, ceil_div, device_of, power_of_2, strides
 from statescan.reference.host.rules import LEAST_GATE
 from statescan.spec.contract import UnsupportedError
 
@@ -25,8 +25,7 @@ def softplus_gate(a: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, *, ch
     a `[..., HV]`, A_log and dt_bias `[HV]`, any types served. Returns g `[..., HV]` in float32. Differentiable. Raises
     ShapeError, DtypeError. Source: https://arxiv.org/abs/2312.00752
     """
-    run = _softplus_op if is_traced(a) or needs_grad(a, A_log, dt_bias) else _softplus
-    return run(a, A_log, dt_bias, check)
+    return _softplus_op(a, A_log, dt_bias, check)
 
 
 def _softplus(a: Tensor, A_log: Tensor, dt_bias: Tensor | None, check: bool | None) -> Tensor:
@@ -46,8 +45,7 @@ def kda_gate(
     `[..., HV, K]` in float32. Differentiable. Raises ShapeError, DtypeError, UnsupportedError.
     Source: https://arxiv.org/abs/2510.26692
     """
-    run = _kda_op if is_traced(f) or needs_grad(f, A_log, dt_bias) else _kda
-    return run(f, A_log, dt_bias, lower_bound, check)
+    return _kda_op(f, A_log, dt_bias, lower_bound, check)
 
 
 def _kda(
@@ -83,8 +81,7 @@ def beta_gate(b: Tensor, *, allow_neg_eigval: bool = False, check: bool | None =
     b `[..., HV]`. Returns beta `[..., HV]` in float32. Differentiable. Raises ShapeError, DtypeError.
     Source: https://arxiv.org/abs/2411.12537
     """
-    run = _beta_op if is_traced(b) or needs_grad(b) else _beta
-    return run(b, allow_neg_eigval, check)
+    return _beta_op(b, allow_neg_eigval, check)
 
 
 def _beta(b: Tensor, allow_neg_eigval: bool, check: bool | None) -> Tensor:
@@ -158,9 +155,6 @@ def _float_like(x: Tensor, *_: object) -> Tensor:
     return torch.empty(x.shape, dtype=torch.float32, device=x.device)
 
 
-_softplus_op = register("softplus_gate", _softplus, _float_like)
-_kda_op = register("kda_gate", _kda, _float_like)
-_beta_op = register("beta_gate", _beta, _float_like)
-_softplus_op.register_autograd(_pull_softplus, setup_context=_keep)
-_kda_op.register_autograd(_pull_kda, setup_context=_keep)
-_beta_op.register_autograd(_pull_beta, setup_context=_keep)
+_softplus_op = Differentiable("softplus_gate", _softplus, _float_like, _pull_softplus, _keep)
+_kda_op = Differentiable("kda_gate", _kda, _float_like, _pull_kda, _keep)
+_beta_op = Differentiable("beta_gate", _beta, _float_like, _pull_beta, _keep)

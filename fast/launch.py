@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,6 +60,41 @@ def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], 
     operation = torch.library.custom_op(f"statescan::{name}", function, mutates_args=pools, schema=schema)
     operation.register_fake(fake)
     return operation
+
+
+class Differentiable:
+    """An operation of the table with a gradient, and the three ways to run it: straight to its kernels, with its
+    gradient, and as tracers see it.
+
+    `keep(ctx, inputs, output)` saves what `pull(ctx, cotangent)` needs; inputs are all arguments of the registered
+    operation, and `pull` returns something for each of them.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[..., Tensor], fake: Callable[..., Tensor], pull: Callable[..., Any],
+        keep: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self.function, self.traced = function, register(name, function, fake)
+        self.traced.register_autograd(pull, setup_context=keep)
+
+        class WithGradient(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *inputs: Any) -> Tensor:
+                keep(ctx, inputs, None)
+                return function(*inputs)
+
+            @staticmethod
+            def backward(ctx: Any, *cotangents: Any) -> Any:
+                return pull(ctx, *cotangents)
+
+        self.with_gradient: Callable[..., Tensor] = WithGradient.apply
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        if is_traced(arguments[0]):
+            return cast(Tensor, self.traced(*arguments))
+        if needs_grad(*[a for a in arguments if isinstance(a, Tensor)]):
+            return self.with_gradient(*arguments)
+        return self.function(*arguments)
 
 
 def schema_of(name: str) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from statescan.fast.checks import check_call
 from statescan.fast.kernels.norms import norm_kernel
-from statescan.fast.launch import ceil_div, device_of, is_traced, needs_grad, power_of_2, register, strides
+from statescan.fast.launch import Differentiable, ceil_div, device_of, power_of_2, strides
 from statescan.spec.contract import ShapeError
 
 L2NORM_EPS = 1e-6
@@ -26,8 +26,7 @@ def l2norm(x: Tensor, *, eps: float = L2NORM_EPS, check: bool | None = None) -> 
     x `[..., D]`. Returns y of x's shape and type; a zero row stays zero. Differentiable. Raises ShapeError, DtypeError.
     Source: https://github.com/fla-org/flash-linear-attention (modules/l2norm)
     """
-    run = _l2norm_op if is_traced(x) or needs_grad(x) else _l2norm
-    return run(x, eps, check)
+    return _l2norm_op(x, eps, check)
 
 
 def _l2norm(x: Tensor, eps: float, check: bool | None) -> Tensor:
@@ -45,8 +44,7 @@ def rmsnorm_gated(
     "sigmoid". Returns y of x's shape and type. Differentiable. Raises ShapeError, DtypeError, UnsupportedError.
     Source: https://github.com/state-spaces/mamba (ops/triton/layernorm_gated)
     """
-    run = _rmsnorm_op if is_traced(x) or needs_grad(x, z, weight) else _rmsnorm
-    return run(x, z, weight, eps, group_size, norm_before_gate, gate_activation, check)
+    return _rmsnorm_op(x, z, weight, eps, group_size, norm_before_gate, gate_activation, check)
 
 
 def _rmsnorm(
@@ -149,7 +147,5 @@ def _like(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-_l2norm_op = register("l2norm", _l2norm, _like)
-_rmsnorm_op = register("rmsnorm_gated", _rmsnorm, _like)
-_l2norm_op.register_autograd(_pull_l2norm, setup_context=_keep)
-_rmsnorm_op.register_autograd(_pull_rmsnorm, setup_context=_keep)
+_l2norm_op = Differentiable("l2norm", _l2norm, _like, _pull_l2norm, _keep)
+_rmsnorm_op = Differentiable("rmsnorm_gated", _rmsnorm, _like, _pull_rmsnorm, _keep)

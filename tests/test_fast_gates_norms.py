@@ -225,8 +225,16 @@ def test_schemas_mark_what_is_changed() -> None:
     assert "Tensor(b!)? intermediate_windows" in launch.schema_of("causal_conv1d_update")
 
 
+def test_a_compiled_norm_is_one_graph_and_the_same() -> None:
+    x = normal(3, 12).requires_grad_()
+    compiled: Any = torch.compile(lambda x: norms.l2norm(2 * x).sum(), backend="aot_eager", fullgraph=True)
+    got, want = compiled(x), norms.l2norm(2 * x).sum()
+    assert torch.equal(got, want)
+    assert torch.equal(*(torch.autograd.grad(result, x)[0] for result in (got, want)))
+
+
 def test_operations_are_registered_rightly() -> None:
     f, log = normal(2, 3, 4).requires_grad_(), normal(3).requires_grad_()
-    opcheck(gates._kda_op, (f, log, None, -5.0, None))
+    opcheck(gates._kda_op.traced, (f, log, None, -5.0, None))
     x, weight = normal(2, 12).requires_grad_(), normal(12).requires_grad_()
-    opcheck(norms._rmsnorm_op, (x, normal(2, 12), weight, 1e-5, None, False, "silu", None))
+    opcheck(norms._rmsnorm_op.traced, (x, normal(2, 12), weight, 1e-5, None, False, "silu", None))
