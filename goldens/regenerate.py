@@ -54,7 +54,6 @@ FEW = 16
 """Below this many vectors a pool of processes costs more than it saves."""
 LEAST_KILL = 4.0
 """The score that a fault must have in every operand class of a numeric vector that lists it."""
-CHANGING = ("expect", "inputs", "args", "calls", "relate")
 
 
 class DisagreementError(RuntimeError):
