@@ -32,12 +32,17 @@ Reproduction = Callable[[], tuple[Any, Any]]
 """Returns what is expected and what came out, as plain numbers."""
 
 
-def main(package: str, reproduce: Reproduction, *, or_refused: bool = False, compiled: bool = False) -> NoReturn:
+def main(
+    package: str, reproduce: Reproduction, *, also: str = "", or_refused: bool = False, compiled: bool = False
+) -> NoReturn:
     """Run a reproduction on the GPU, or interpreted where there is none; print both sides, and exit as said above.
 
-    `or_refused`: a call that raises is right as well. `compiled`: causal-conv1d's own extension is needed.
+    `also`: a second package the reproduction calls. `or_refused`: a call that raises is right as well. `compiled`:
+    causal-conv1d's own extension is needed.
     """
     absent = interpreter.missing(package, _MODULES[package], "torch", "triton")
+    if also and not absent:
+        absent = interpreter.missing(also, _MODULES[also])
     if compiled and not absent and not _has_extension():
         absent = f"{package} is installed without its compiled extension"
     if absent:

@@ -20,4 +20,4 @@ def reproduce() -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    main("fla-core", reproduce, or_refused=True)
+    main("fla-core", reproduce, also="causal-conv1d", or_refused=True)

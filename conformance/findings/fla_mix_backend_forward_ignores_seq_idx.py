@@ -16,4 +16,4 @@ def reproduce() -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    main("fla-core", reproduce)
+    main("fla-core", reproduce, also="causal-conv1d")
