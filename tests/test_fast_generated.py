@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU compile
 
 SCRIPT = '''
 import itertools, torch
-from statescan.fast import conv_launch as L, gates, norms
+from statescan.fast import conv_launch as L, delta, gates, norms, ssd
 from statescan.fast.bench import yardsticks
 from statescan.fast.bench.generated import describe, recording
 
@@ -73,6 +73,26 @@ for size in (128, 1024, 10000):
     x = empty(8, size, dtype=BF16)
     compiled(f"l2norm {size}", lambda: norms._launch(x, None, None, size, 1, 1e-6, False, True))
     compiled(f"norm {size}", lambda: norms._launch(x, x, empty(size), size, size, 1e-6, size > 128, size == 128))
+def decode_ssd(steps, given, entries):
+    x, dt, BC = empty(2, steps, 4, 8), empty(2, steps, 4), empty(2, steps, 2, 24)
+    option = {"D": empty(4), "z": x, "bias": empty(4)}
+    D, z, bias = (option[key] if key in given else None for key in ("D", "z", "bias"))
+    kept, accepted = (empty(3, steps, 4, 8, 24), slots(2)) if entries else (None, None)
+    inputs = x, dt, empty(4), BC, BC, D, z, bias
+    ssd.launch_update(inputs, x, empty(3, 4, 8, 24), slots(2), None, kept, accepted, None)
+
+def decode_delta(steps, copies, channels, entries, norm):
+    q, k, v = empty(2, steps, 2, 24), empty(2, steps * copies, 2, 24), empty(2, steps * copies, 4, 20)
+    g, beta = empty(2, steps, 4, 24) if channels else empty(2, steps, 4), empty(2, steps * copies, 4)
+    kept, accepted = (empty(3, steps, 4, 24, 20), slots(2)) if entries else (None, None)
+    pool, o = empty(3, 4, 24, 20), empty(2, steps, 4, 20)
+    delta.launch_update((q, k, v, g, beta), o, pool, slots(2), None, kept, accepted, accepted, copies, None, norm, "KV")
+
+for given in ((), ("D",), ("z",), ("bias",), ("D", "z", "bias")):
+    for steps, entries in ((1, False), (3, True)):
+        compiled(f"decode ssd {given} {steps}", lambda: decode_ssd(steps, given, entries))
+for given in ((1, 1, False, False, True), (3, 2, False, True, False), (3, 1, True, True, True)):
+    compiled(f"decode delta {given}", lambda: decode_delta(*given))
 compiled("copy", lambda: next(yardsticks.copies(1 << 20, "cpu"))[1][0]())
 compiled("update yardstick", lambda: next(yardsticks.updates(1 << 20, "cpu"))[1][0]())
 print(found)
@@ -85,7 +105,7 @@ def test_every_variant_compiles_and_the_fast_ones_well() -> None:
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = ast.literal_eval(ran.stdout.strip().splitlines()[-1])
-    assert len(found) == 30
+    assert len(found) == 43
     for name, kernels in found.items():
         assert kernels, name
         for registers, stack, *_ in kernels:

@@ -126,6 +126,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit("statescan bench measures a GPU, and there is none here")
     facts, table = environment(), []
     print(f"{facts['device']}, torch {facts['torch']}, triton {facts['triton']}\n{HEAD}", flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / result_name(facts, given.what)
     for module, work in chosen(given.words):
         try:
             table.append(measure(module, work, 5 if given.quick else ROUNDS))
@@ -133,9 +135,8 @@ def main(arguments: list[str] | None = None) -> None:
         except torch.cuda.OutOfMemoryError as error:
             print(f"{work.name:44s} left out: {str(error)[:80]}", flush=True)
         torch.cuda.empty_cache()
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / result_name(facts, given.what)
-    path.write_text(json.dumps({"environment": facts, "rows": table}, indent=1) + "\n", encoding="utf-8")
+        # after every row: a run that is stopped leaves what it has measured
+        path.write_text(json.dumps({"environment": facts, "rows": table}, indent=1) + "\n", encoding="utf-8")
     met, judged = sum(meets(row) == "yes" for row in table), sum(bool(row["target"]) for row in table)
     print(f"{met} of {judged} targets met; {path}")
 

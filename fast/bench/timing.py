@@ -15,13 +15,17 @@ ROUNDS = 15
 
 
 class Graph:
-    """All launches of one contender, captured; the results are kept so that none overwrites another in the cache."""
+    """All launches of one contender, captured.
+
+    The results are kept so that none overwrites another in the cache, and the launches because they hold the memory
+    that the graph reads: capturing the next graph would unmap it.
+    """
 
     def __init__(self, launches: Launches) -> None:
         for launch in launches[:2]:
             launch()
         torch.cuda.synchronize()
-        self.count, self.graph, self.kept = len(launches), torch.cuda.CUDAGraph(), []
+        self.launches, self.graph, self.kept = launches, torch.cuda.CUDAGraph(), []
         with torch.cuda.graph(self.graph):
             for launch in launches:
                 self.kept.append(launch())
@@ -36,7 +40,7 @@ class Graph:
         self.graph.replay()
         end.record()
         end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / self.count
+        return float(start.elapsed_time(end)) * 1e3 / len(self.launches)
 
 
 def time_in_turn(graphs: Mapping[str, Graph], rounds: int = ROUNDS) -> dict[str, list[float]]:

@@ -120,7 +120,8 @@ def ssd_update_kernel(
             tl.store(entries + write * entries_n + entry, rn(state, entries.dtype.element_ty), mask=stored)
     else:
         for j in range(count):
-            x_now, dt_now, B_now, C_now, z_now = x_next, dt_next, B_next, C_next, z_next
+            x_now, dt_now, B_now, C_now = x_next, dt_next, B_next, C_next
+            z_now = z_next  # apart from the others: it may be None, which the compiler takes in no tuple
             # The next token is on its way while this one is computed; after the last one, the first once more: its
             # memory is there.
             ahead = (j + 1) % J
