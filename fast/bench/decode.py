@@ -211,8 +211,10 @@ def _fla_shipped(ready: Prepared) -> Launches:
     if ready.work.family == "kimi_delta_attention":
         run = fused_recurrent_kda
 
+    wide = [slots.long() for slots in ready.slots]  # index_copy_ takes no others
+
     def launch(i: int) -> None:
-        slots = ready.slots[i]
+        slots = wide[i]
         _, last = run(**ready.tokens[i], initial_state=ready.pool.index_select(0, slots), output_final_state=True,
                       use_qk_l2norm_in_kernel=True, state_v_first=ready.work.layout == "VK")  # fmt: skip
         ready.pool.index_copy_(0, slots, last.to(ready.pool.dtype))

@@ -51,6 +51,22 @@ def dot(a, b, precision: tl.constexpr = "ieee"):
 
 
 @triton.jit
+def product(x, y):
+    """x y for float32, rounded by itself: fused into no sum.
+
+    Where each lane brings one product to a sum across lanes, the compiler would fuse a lane's own product with the sum
+    it gets from its neighbour: the two would add the same numbers and end with different bits, and what they go on to
+    compute with as one number would be two (racecheck saw their stores of it).
+    """
+    if INTERP:
+        z = x * y
+    else:
+        z = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True,
+                                      pack=1)  # fmt: skip
+    return z
+
+
+@triton.jit
 def exp_of_minus(x):
     """e^-x for float32 x; what is below 2^-126 may be 0, so add it to something."""
     if INTERP:

@@ -28,7 +28,7 @@ from statescan.fast.kernels.tiles import (
     load_columns,
     load_rows,
     load_state,
-    sum_columns,
+    sum_products,
 )
 
 
@@ -59,14 +59,14 @@ def run_token(
         k, v, beta = k.to(tl.float32), v.to(tl.float32), beta.to(tl.float32)
         keys = beside_rows(k)
         # CORRECT
-        known = sum_columns(state * keys)
+        known = sum_products(state, k)
         correction = beta * (v - known)
         if L2NORM:
             inverse = tl.rsqrt(inner(k, k) + EPS)
             correction = beta * (v - known * inverse) * inverse
         # READ, of what this last write will leave
         if m == M - 1:
-            out = (sum_columns(state * beside_rows(q)) + inner(q, k) * correction) * scale
+            out = (sum_products(state, q) + inner(q, k) * correction) * scale
         # WRITE
         state = tl.fma(keys, beside_columns(correction), state)
     return state, out

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from statescan.fast.kernels.common import rn, sigmoid, silu, widen
+from statescan.fast.kernels.common import product, rn, sigmoid, silu, widen
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def norm_kernel(
         c = (first + start + place).to(tl.int64)
         mask = live & (start + place < size)
         x = load_gated(x_ptr, z_ptr, row * sr + c * sd, row * zr + c * zd, mask, BEFORE, SILU)
-        total += tl.sum(x * x, 1)[:, None]
+        total += tl.sum(product(x, x), 1)[:, None]
     root = tl.sqrt_rn(total / divisor + eps)
     for start in range(0, end, BC):
         c = (first + start + place).to(tl.int64)

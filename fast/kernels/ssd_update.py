@@ -22,7 +22,7 @@ from statescan.fast.kernels.tiles import (
     load_columns,
     load_rows,
     load_state,
-    sum_columns,
+    sum_products,
 )
 
 
@@ -41,7 +41,7 @@ def run_token(state, x, dt, B, C, z, A, D, dt_bias, least, largest, SOFTPLUS: tl
     written = beside_columns(x * dt) * beside_rows(B.to(tl.float32))
     state = tl.fma(state, tl.exp(dt * A), written)
     # READ
-    y = sum_columns(state * beside_rows(C.to(tl.float32)))
+    y = sum_products(state, C.to(tl.float32))
     if D is not None:
         y += D * x
     if z is not None:

@@ -19,6 +19,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from statescan.fast.kernels.common import product
+
 ROWS = tl.constexpr(1 if tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7) else 0)
 
 
@@ -36,20 +38,25 @@ def beside_rows(x):
 
 @triton.jit
 def beside_columns(x):
-    """`[BR]`, one number a row, as an operand beside a tile: `sum_columns` undone axis by axis."""
+    """`[BR]`, one number a row, as an operand beside a tile: `sum_products` undone axis by axis."""
     return tl.expand_dims(tl.expand_dims(x, 1), 1 - ROWS)
 
 
 @triton.jit
-def sum_columns(x):
-    """A tile summed along its columns, `[BR]`: what a thread holds first, then across lanes."""
-    return tl.sum(tl.sum(x, 1 - ROWS), 1)
+def sum_products(x, y):
+    """Products of a tile and one number a column, summed along the columns, `[BR]`: in a thread, then across lanes."""
+    SINGLE: tl.constexpr = x.shape[1 - ROWS] == 1 and x.shape[2] <= 32
+    if SINGLE:  # so few columns that a lane may hold just one of them
+        terms = product(x, tl.broadcast_to(beside_rows(y), x.shape))
+    else:
+        terms = x * beside_rows(y)
+    return tl.sum(tl.sum(terms, 1 - ROWS), 1)
 
 
 @triton.jit
 def inner(x, y):
     """Dot product of two `[CC, CI]` blocks."""
-    return tl.sum(tl.sum(x * y, 1), 0)
+    return tl.sum(tl.sum(product(x, y), 1), 0)
 
 
 @triton.jit
