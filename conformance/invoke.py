@@ -17,6 +17,8 @@ from statescan.goldens.tensors import DTYPES, NAMES
 from statescan.spec.contract import ERRORS, OPERATIONS, PACKED_SEQ_FIELDS, PackedSeqParams
 
 _REFUSALS = {error.__name__ for error in ERRORS}
+NOTHING = "None"
+"""The `error` of a reply whose call returned no tensor where a result belongs."""
 
 
 def invoke(adapter: Adapter, call: Call) -> Reply:
@@ -36,9 +38,11 @@ def invoke(adapter: Adapter, call: Call) -> Reply:
     ms = (time.perf_counter() - started) * 1e3
     for plan in call.results:
         got = results.get(plan.name)
-        if got is None or got.shape != plan.shape:
-            shape = None if got is None else list(got.shape)
-            return Reply("shape", _after(call), message=f"{plan.name} has shape {shape}, {list(plan.shape)} expected")
+        if got is None:
+            return Reply("shape", _after(call), error=NOTHING, message=f"{plan.name} is None, a tensor expected")
+        if got.shape != plan.shape:
+            said = f"{plan.name} has shape {list(got.shape)}, {list(plan.shape)} expected"
+            return Reply("shape", _after(call), message=said)
         if NAMES.get(got.dtype) != plan.dtype:
             return Reply("dtype", _after(call), message=f"{plan.name} has type {got.dtype}, {plan.dtype} expected")
     return Reply("ok", {**results, **_after(call)}, value, ms=ms)

@@ -19,6 +19,7 @@ from statescan.conformance.calls import Call, Reply
 from statescan.conformance.cases import Case, Missing, Vector, execute, outside, prepare
 from statescan.conformance.client import Client, ProtocolError, python_command
 from statescan.conformance.compare import Verdict
+from statescan.conformance.invoke import NOTHING
 from statescan.conformance.smoke import check_wiring
 from statescan.goldens.store import load_vectors, manifest
 from statescan.spec.contract import CLAUSES, RULES_VERSION
@@ -139,15 +140,24 @@ def results(
 def probe(
     client: Client, vector: Vector, corpus: Mapping[str, Vector], missing: Missing, probed: set[str]
 ) -> Verdict:
-    """Send one call outside the claims for each missing word: a refusal or a right answer are fine, a wrong answer
-    means that an argument is taken and ignored."""
+    """Send one call outside the claims for each missing word: a refusal, None in place of a result or a right answer
+    are fine, a wrong answer means that an argument is taken and ignored."""
     quiet = Verdict("not_applicable", f"{missing.word} is not claimed")
     case = outside(vector, corpus, client.capabilities)
     once = f"{vector['op']} {missing.word}"
     if case is None or once in probed or vector["class"] != "exact" or missing.word not in ALL_FEATURES:
         return quiet
     probed.add(once)
-    verdict = execute(case, partial(_run_on, client, vector["id"]))
+    refused = []
+
+    def call(wanted: Call, name: str) -> Reply:
+        reply = _run_on(client, vector["id"], wanted, name)
+        refused.extend([name] if reply.error == NOTHING else [])
+        return reply
+
+    verdict = execute(case, call)
+    if refused:
+        return quiet
     if verdict.status in ("fail.value", "fail.touched", "fail.nonfinite", "fail.shape", "fail.unwritten"):
         said = f"{missing.word} is not claimed, and the call gave a wrong answer: {verdict.message}"
         return Verdict("fail.silent", said, verdict.tensor, verdict.place)

@@ -22,7 +22,7 @@ def features(
 ) -> list[str]:  # fmt: skip
     """Feature words of one call, in the contract's order; `wanted` are the results that are compared."""
     words = _packing(tensors, axes) + _state(tensors, wanted, axes) + _conv(op, args, tensors, wanted, axes)
-    words += _delta(op, args, tensors, axes) + _ssd(op, args, tensors, axes) + _gates(op, args)
+    words += _delta(op, args, tensors, axes) + _ssd(op, args, tensors, axes) + _gates(op, args, tensors)
     return list(dict.fromkeys([*words, *(["grad"] if grad else [])]))
 
 
@@ -122,6 +122,9 @@ def _log_decay(args: Mapping[str, Any], tensors: Mapping[str, Array]) -> Array:
     return found
 
 
-def _gates(op: str, args: Mapping[str, Any]) -> list[str]:
+def _gates(op: str, args: Mapping[str, Any], tensors: Mapping[str, Array]) -> list[str]:
     words = ["beta.double"] if args.get("allow_neg_eigval") else []
-    return words + (["decay.floor"] if args.get("lower_bound") is not None else [])
+    words += ["decay.floor"] if args.get("lower_bound") is not None else []
+    if op == "rmsnorm_gated" and "z" in tensors and args.get("gate_activation") == "sigmoid":
+        words.append("gate.sigmoid" if args.get("norm_before_gate") else "gate.sigmoid.first")
+    return words

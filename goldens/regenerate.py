@@ -135,12 +135,13 @@ def _derive_relation(made: Vector, corpus: Mapping[str, Vector]) -> None:
     also: dict[str, list[str]] = {}
     case = Case(made, base, ANYTHING)
     for spec in made["calls"].values():
-        if _given_later(spec):
-            continue
-        story = vary(case, spec, {}, {})
-        own = words if story.op == made["op"] else also.setdefault(story.op, [])
-        own += _needs(story, related, {}, {})["features"]
-        own += ["strided"] if spec.get("strided") else []
+        op = spec.get("op", made["op"])
+        if not _given_later(spec):
+            own = words if op == made["op"] else also.setdefault(op, [])
+            own += _needs(vary(case, spec, {}, {}), related, {}, {})["features"]
+        if spec.get("strided"):
+            own = words if op == made["op"] else also.setdefault(op, [])
+            own.append("strided")
     words += ["repeatable"] if any(e.get("clause") == "DET-1" for e in made["relate"]) else []
     alone = [e for e in made["relate"] if e.get("clause") == "DET-3" and e["how"] == "bits"]
     words += ["batch.invariant"] if alone else []

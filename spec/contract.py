@@ -438,7 +438,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "state": ("state.in", "state.out", "slot.pool", "slot.negative", "slot.split", "tokens.many", "intermediates",
               "snapshots.grid", "snapshots.any"),
     "rules": ("heads.gva", "groups", "beta.double", "decay.zero", "decay.floor", "l2norm.inside", "gate.inside",
-              "z.inside", "D.head", "D.channel", "dt.limit", "householder:M"),
+              "z.inside", "D.head", "D.channel", "dt.limit", "householder:M", "gate.sigmoid", "gate.sigmoid.first"),
     "conv": ("act.none", "act.silu", "bias", "width:2", "width:3", "width:4", "window.W", "window.W-1"),
     "promises": ("grad", "repeatable", "batch.invariant", "causal.bitwise", "carry.f32", "graph.replay", "strided",
                  "offsets.64", "checks.shape", "checks.values", "bare", "num_accepted", "num_tokens"),

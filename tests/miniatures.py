@@ -114,3 +114,18 @@ escapes = _adapter("escapes", _escapes)
 ignores_tokens = _adapter("ignores_tokens", _ignores_tokens)
 absent = Adapter("absent", missing="its package is not installed")
 plain = {"causal_conv1d_update": conv.causal_conv1d_update}
+
+
+def _without_windows(name: str, features: list[str]) -> Adapter:
+    """A packed convolution that returns None for its final windows."""
+    adapter = Adapter(name, "0")
+
+    @adapter.op("causal_conv1d", features=features, operand="f64")
+    def convolve(**given):
+        return conv.causal_conv1d(**given)[0], None
+
+    return adapter
+
+
+windowless = _without_windows("windowless", [word for word in FEATURES if word != "state.out"])
+forgets_windows = _without_windows("forgets_windows", FEATURES)

@@ -218,7 +218,9 @@ def test_every_claim_is_of_an_operation_it_has(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(("name", "module", "package"), [
-    ("fla", "fla", "fla-core"), ("causal_conv1d", "causal_conv1d", "causal_conv1d"),
+    ("fla", "fla", "fla-core"), ("fla_delta", "fla", "fla-core"), ("fla_kda", "fla", "fla-core"),
+    ("fla_naive", "fla", "fla-core"), ("causal_conv1d", "causal_conv1d", "causal_conv1d"),
+    ("mamba_ssm", "mamba_ssm", "mamba_ssm"), ("transformers", "transformers", "transformers"),
 ])  # fmt: skip
 def test_a_package_that_is_not_there_is_said(name: str, module: str, package: str) -> None:
     hidden = f"""
@@ -265,14 +267,20 @@ def kernel(x, out, n: tl.constexpr):
     square = tl.dot(a[:, None] + tl.zeros((n, n), tl.bfloat16), a[None, :] + tl.zeros((n, n), tl.bfloat16))
     tl.store(out + 4 * n + tl.arange(0, n), tl.sum(square, 1).to(tl.bfloat16))
     tl.store(out + 5 * n + tl.arange(0, n), tl.arange(0, n).to(tl.bfloat16) * a)
+    tl.store(out + 6 * n + tl.arange(0, n), tl.sum(a + tl.zeros((n, n), tl.bfloat16), 1))  # 16 sums of a row of a
+    tl.store(out + 7 * n + tl.arange(0, n), a * 0 + tl.sum(a))
+    for i in range(n):  # a counter that is asked for its type
+        tl.store(out + 8 * n + i.to(tl.int64), a.dtype == tl.bfloat16)
 
 n = 16
 x = torch.linspace(-3, 3, n, dtype=torch.bfloat16, device=device)
-out = torch.empty(6, n, dtype=torch.bfloat16, device=device)
+x[0] = -4
+out = torch.empty(9, n, dtype=torch.bfloat16, device=device)
 kernel[(1,)](x, out, n)
 f = x.float()
 count = torch.arange(n, device=device)
-right = torch.stack([2 * f, -f, torch.where(f < 0, f, 1.0), f * 1.01, n * f * f.sum(), count * f])
+total = f.sum().expand(n)
+right = torch.stack([2 * f, -f, torch.where(f < 0, f, 1.0), f * 1.01, n * f * f.sum(), count * f, total, total, f * 0 + 1])
 assert torch.allclose(out.float(), right.bfloat16().float(), atol=2e-2), (out.float() - right).abs().max(1)
 assert torch.equal(out[:4], right[:4].bfloat16())
 """

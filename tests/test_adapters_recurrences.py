@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from statescan.conformance.adapters import SHIPPED
 from statescan.conformance.calls import Array, Call, Gradient, plan_results
 from statescan.conformance.client import Client, python_command
 from statescan.goldens.tensors import NAMES, narrow
 from statescan.spec.contract import FLOAT_TYPES, OPERATIONS
 
-PEERS = ("fla", "fla_naive", "transformers", "mamba_ssm")
+PEERS = ("fla", "fla_delta", "fla_kda", "fla_naive", "transformers", "mamba_ssm")
 OFFSETS = np.array([0, 2, 5], np.int32)
 T, N, J, K, V, P, R, D = 5, 2, 2, 4, 2, 2, 3, 6
 NEVER = -1024.0
@@ -27,21 +28,10 @@ MODULES = {"conv": "conv", "gates": "gates", "norms": "norms", "delta": "delta",
 Tensors = dict[str, Array]
 Claim = Mapping[str, Any]
 
-FLA_WITH_RECURRENCES = """
-from statescan.conformance.adapters.fla import adapter
-from statescan.conformance.adapters.fla_delta import register
-
-if "gated_delta_rule" not in adapter.operations:
-    register(adapter)
-"""
-
 
 @pytest.mark.parametrize("name", PEERS)
-def test_a_peer_agrees_with_the_reference_on_small_calls(name, tmp_path, monkeypatch):
-    (tmp_path / "fla_with_recurrences.py").write_text(FLA_WITH_RECURRENCES)
-    monkeypatch.chdir(tmp_path)
-    target = "fla_with_recurrences" if name == "fla" else f"statescan.conformance.adapters.{name}"
-    with Client(python_command(f"{target}:adapter")) as client:
+def test_a_peer_agrees_with_the_reference_on_small_calls(name):
+    with Client(python_command(f"{SHIPPED[name]}:adapter")) as client:
         if not client.hello["ok"]:
             pytest.skip(client.hello["message"])
         wrong = [f"{claim['op']} {claim['dtypes'][0]}: {said}" for claim in forms(client.capabilities)

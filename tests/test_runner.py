@@ -93,6 +93,16 @@ def test_an_ignored_argument_is_a_silent_failure():
     assert row["status"] == "fail.silent"
 
 
+def test_no_result_is_no_wrong_result_where_none_is_claimed():
+    (row,) = run("windowless", [CORPUS["conv-final-window-from-nothing"]]).values()
+    assert (row["status"], row["missing"]) == ("not_applicable", "state.out")
+
+
+def test_no_result_is_a_failure_where_one_is_claimed():
+    (row,) = run("forgets_windows", [CORPUS["conv-final-window-from-nothing"]]).values()
+    assert (row["status"], row["message"]) == ("fail.shape", "final_windows is None, a tensor expected")
+
+
 def test_what_is_not_claimed_does_not_apply():
     (row,) = run("right", [CORPUS["conv-taps-newest-last"]]).values()
     assert (row["status"], row["missing"]) == ("not_applicable", "causal_conv1d")

@@ -12,9 +12,19 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
-from statescan.conformance.adapter import Adapter, Unsupported
+from statescan.conformance.adapter import Adapter
 from statescan.conformance.adapters import interpreter
-from statescan.conformance.adapters.slots import Tensor, entering, padding, silence, store
+from statescan.conformance.adapters.slots import (
+    Tensor,
+    entering,
+    ids_of,
+    offsets_of,
+    padding,
+    refuse,
+    refuse_rows,
+    silence,
+    store,
+)
 
 MISSING = interpreter.missing("causal_conv1d", "causal_conv1d", "torch", "triton")
 if not MISSING:
@@ -53,10 +63,9 @@ def causal_conv1d(
     """A pack by its ids; batch rows by a call that takes and returns windows."""
     if seq_idx is None and cu_seqlens is None:
         return _batch(x, weight, bias, initial_windows, activation)
-    if initial_windows is not None:
-        raise Unsupported("state.in")  # with ids the function reads one window, for the first segment
-    offsets = _offsets(seq_idx) if cu_seqlens is None else cu_seqlens
-    ids = seq_idx if cu_seqlens is None else _ids(cu_seqlens, x.shape[1])
+    refuse(**{"state.in": initial_windows})  # with ids the function reads one window, for the first segment
+    offsets = offsets_of(seq_idx) if cu_seqlens is None else cu_seqlens
+    ids = seq_idx if cu_seqlens is None else ids_of(cu_seqlens, x.shape[1])
     y = REFERENCE.causal_conv1d_ref(x.mT, weight, bias, activation=activation, seq_idx=ids)
     # The function of windows has an error for a row of no tokens (see the findings), so the claims keep the two apart.
     empty = bool((offsets.diff() == 0).any())
@@ -77,32 +86,14 @@ def _batch(
     return y.mT.contiguous(), wide
 
 
-def _offsets(seq_idx: Tensor) -> Tensor:
-    """Offsets `[N+1]` of the segments that ids `[1, T]` name."""
-    counts = seq_idx[seq_idx >= 0].bincount()
-    return seq_idx.new_tensor([0, *counts.cumsum(0).tolist()])
-
-
-def _ids(cu_seqlens: Tensor, tokens: int) -> Tensor:
-    """Ids `[1, T]` of the segments that offsets name, -1 past the last one."""
-    ids = cu_seqlens.new_full((1, tokens), -1)
-    for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
-        ids[:, start:end] = n
-    return ids
-
-
 def causal_conv1d_prefill(
     x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, conv_pool: Tensor, read_slots: Tensor,
     write_slots: Tensor | None = None, snapshot_positions: Tensor | None = None,
     snapshot_windows: Tensor | None = None, *, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
     """A call a row: the function takes windows only where it takes no ids."""
-    if snapshot_positions is not None or snapshot_windows is not None:
-        raise Unsupported("snapshots.any")
-    if bool((cu_seqlens.diff() == 0).any()):
-        raise Unsupported("empty_segments")
-    if int(cu_seqlens[-1]) < x.shape[1]:
-        raise Unsupported("padded_rows")
+    refuse(**{"snapshots.any": snapshot_positions})
+    refuse_rows(cu_seqlens, x.shape[1], empty=False)
     write = read_slots if write_slots is None else write_slots
     windows, y = entering(conv_pool, read_slots), x.new_zeros(x.shape)
     for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
@@ -117,10 +108,7 @@ def causal_conv1d_update(
     num_tokens: Tensor | None = None, *, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
     """One call for all rows and tokens; its state may be longer than it needs, so it keeps all W columns."""
-    for need, given in (("intermediates", intermediate_windows), ("num_accepted", num_accepted),
-                        ("num_tokens", num_tokens)):  # fmt: skip
-        if given is not None:
-            raise Unsupported(need)
+    refuse(intermediates=intermediate_windows, num_accepted=num_accepted, num_tokens=num_tokens)
     write = read_slots if write_slots is None else write_slots
     windows = entering(conv_pool, read_slots)
     y = REFERENCE.causal_conv1d_update_ref(x.mT, windows, weight, bias, activation).mT.contiguous()

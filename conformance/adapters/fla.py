@@ -1,4 +1,4 @@
-"""fla-core (https://github.com/fla-org/flash-linear-attention): its convolution in Triton, interpreted on a CPU.
+"""fla-core (https://github.com/fla-org/flash-linear-attention): its convolution, gates and norms, interpreted on a CPU.
 
 Windows have W columns, newest last, as here. There are no pools and no split slots: rows are gathered and scattered
 around the call. There are no snapshots, intermediates or row lengths either, so these are not claimed. Offsets and
@@ -7,23 +7,18 @@ entering windows go in as they come; what the kernels leave out or unwritten sta
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
-from statescan.conformance.adapter import Adapter, Unsupported
-from statescan.conformance.adapters import interpreter
-from statescan.conformance.adapters.slots import Tensor, entering, padding, silence, store
+from statescan.conformance.adapters import fla_gates
+from statescan.conformance.adapters.fla_kernels import MISSING, interpreted
+from statescan.conformance.adapters.slots import Tensor, entering, padding, refuse, silence, store
 
-MISSING = interpreter.missing("fla-core", "fla", "torch", "triton")
-DEVICE = "cpu" if MISSING else interpreter.prepare()
-# Imported now: a worker's greeting may take longer than a call.
-CONV: Any = None if MISSING else import_module("fla.modules.causal_conv1d")
-
-adapter = Adapter(
-    "fla", "" if MISSING else metadata.version("fla-core"), arrays="torch", device=DEVICE, missing=MISSING,
-    source="https://github.com/fla-org/flash-linear-attention",
-    info={"functions": "fla.modules.causal_conv1d: causal_conv1d, causal_conv1d_update"},
+adapter = interpreted(
+    "fla", ["modules.causal_conv1d", *fla_gates.MODULES],
+    f"causal_conv1d, causal_conv1d_update, {fla_gates.FUNCTIONS}",
 )  # fmt: skip
+CONV: Any = None if MISSING else import_module("fla.modules.causal_conv1d")
 
 RULES = ["act.none", "act.silu", "bias", "width:2", "width:3", "width:4", "window.W"]
 # Functions of their arguments alone, without atomics; x is read by its strides and everything else made contiguous.
@@ -64,8 +59,7 @@ def causal_conv1d_prefill(
     snapshot_windows: Tensor | None = None, *, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
     """All rows in one packed call, the gathered windows as its entering ones."""
-    if snapshot_positions is not None or snapshot_windows is not None:
-        raise Unsupported("snapshots.any")
+    refuse(**{"snapshots.any": snapshot_positions})
     write = read_slots if write_slots is None else write_slots
     y, windows = causal_conv1d(x, weight, bias, None, cu_seqlens, entering(conv_pool, read_slots),
                                activation=activation)  # fmt: skip
@@ -79,10 +73,7 @@ def update(
     num_tokens: Tensor | None = None, *, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
     """One token a row by the function for it; several as its module does it, by the packed one with a cache."""
-    for need, given in (("intermediates", intermediate_windows), ("num_accepted", num_accepted),
-                        ("num_tokens", num_tokens)):  # fmt: skip
-        if given is not None:
-            raise Unsupported(need)
+    refuse(intermediates=intermediate_windows, num_accepted=num_accepted, num_tokens=num_tokens)
     write = read_slots if write_slots is None else write_slots
     windows = entering(conv_pool, read_slots)
     if x.shape[1] == 1:
@@ -100,3 +91,6 @@ adapter.op(
     "causal_conv1d_update", dtypes=[{"x": "bf16", "weight": "bf16", "conv_pool": "f32", "out": "bf16"}],
     features=[*SLOTS, *RULES, *PROMISES],
 )(update)  # fmt: skip
+
+fla_gates.claim_gates(adapter)
+fla_gates.claim_norms(adapter)

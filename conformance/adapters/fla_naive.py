@@ -11,10 +11,10 @@ from typing import Any
 
 from statescan.conformance.adapter import Adapter, Unsupported
 from statescan.conformance.adapters import interpreter
-from statescan.conformance.adapters.fla_delta import Function, by_row, function, pack, prefill, update
+from statescan.conformance.adapters.delta import Function, by_row, pack, prefill, update
+from statescan.conformance.adapters.fla_kernels import MISSING, SOURCE, function
 from statescan.conformance.adapters.slots import Tensor
 
-MISSING = interpreter.missing("fla-core", "fla", "torch", "triton")
 MODULES = ("ops.gated_delta_rule.naive", "ops.kda.naive", "ops.gated_delta_product.naive", "ops.gated_delta_rule.gate",
            "ops.kda.gate", "modules.norm.layernorm_gated")  # fmt: skip
 if not MISSING:
@@ -24,7 +24,7 @@ if not MISSING:
 
 adapter = Adapter(
     "fla_naive", "" if MISSING else metadata.version("fla-core"), arrays="torch", missing=MISSING,
-    source="https://github.com/fla-org/flash-linear-attention",
+    source=SOURCE,
     info={"functions": "naive_recurrent_gated_delta_rule, naive_recurrent_kda, naive_recurrent_gated_delta_product, "
                        "naive_gdn_gate, naive_kda_gate, naive_kda_lowerbound_gate, rms_norm_ref"},
 )  # fmt: skip

@@ -34,6 +34,7 @@ def prepare() -> str:
     os.environ["TRITON_INTERPRET"] = "1"
     _try_one_configuration()
     _compute_bfloat16()
+    _count_as_triton()
     look_once()
     return "cpu"
 
@@ -69,27 +70,66 @@ def look_once() -> None:
 def _try_one_configuration() -> None:
     """The autotuner times its configurations on an active GPU driver, and fails without one; a single one is not timed.
 
-    Configurations differ in tile sizes and warps, which no result may depend on.
+    Configurations differ in tile sizes and warps, which no result may depend on. The last one tends to have the largest
+    tiles, which an interpreter is through with soonest: it pays by the operation.
     """
     from triton.runtime.autotuner import Autotuner
 
     original: Callable[..., None] = Autotuner.__init__
 
-    def keep_first(self: Any, fn: Any, arg_names: Any, configs: Any, *rest: Any, **more: Any) -> None:
-        original(self, fn, arg_names, list(configs)[:1], *rest, **more)
+    def keep_last(self: Any, fn: Any, arg_names: Any, configs: Any, *rest: Any, **more: Any) -> None:
+        original(self, fn, arg_names, list(configs)[-1:], *rest, **more)
 
-    Autotuner.__init__ = keep_first
+    Autotuner.__init__ = keep_last
+
+
+class Counter(int):
+    """A loop's counter as a compiled kernel sees it: a number that can be asked for another integer type."""
+
+    def to(self, *_: Any, **__: Any) -> Counter:
+        """Itself: Python's integers have no width."""
+        return self
+
+
+def _count_as_triton() -> None:
+    """Loops of kernels count in bare integers, which have no `to`; let them count in `Counter`s.
+
+    A kernel's module gets whatever names of the interpreter's own module it has not, so the name is given there.
+    """
+    from triton.runtime import interpreter
+
+    def counters(*bounds: Any) -> list[Counter]:
+        return [Counter(i) for i in range(*(bound.__index__() for bound in bounds))]
+
+    interpreter.__dict__["range"] = counters
 
 
 def _compute_bfloat16() -> None:
     """The interpreter calculates with the bit patterns of bfloat16 as if they were integers, and casts by cutting off.
 
     The one builder object that all kernels share gets a class that computes in float32 and rounds to nearest even, as
-    a GPU does.
+    a GPU does; so do sums along an axis, which go past the builder.
     """
     from triton.runtime import interpreter
 
     interpreter.interpreter_builder.__class__ = _builder(interpreter)
+    _add_up_bfloat16(interpreter.ReduceOps)
+
+
+def _add_up_bfloat16(reductions: Any) -> None:
+    """Give sums of bfloat16 a method that widens, adds, and rounds once, where a GPU rounds after each addition or less
+    often."""
+    import triton.language as tl
+
+    original: Callable[..., Any] = reductions.sum
+
+    def add_up(self: Any, given: Any) -> Any:
+        if given.dtype.scalar != tl.bfloat16:
+            return original(self, given)
+        total = np.sum(widen(given.handle.data), axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(round_off(total), given.dtype)
+
+    reductions.sum = add_up
 
 
 def _builder(interpreter: Any) -> type:

@@ -18,7 +18,17 @@ from typing import Any
 
 from statescan.conformance.adapter import Adapter, Unsupported
 from statescan.conformance.adapters import interpreter
-from statescan.conformance.adapters.slots import Tensor, entering, padding, silence, store
+from statescan.conformance.adapters.slots import (
+    Tensor,
+    entering,
+    ids_of,
+    offsets_of,
+    padding,
+    refuse,
+    refuse_rows,
+    silence,
+    store,
+)
 
 Limit = tuple[float, float]
 
@@ -91,14 +101,13 @@ def ssd(
     more = {"D": D, "z": z, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": tuple(dt_limit)}
     if seq_idx is None and cu_seqlens is None:
         return _scan(x, dt, A, B, C, initial_state, output_final_state, more)
-    if initial_state is not None:
-        raise Unsupported("state.in")  # one a batch row, for the first segment
-    ids = _ids(cu_seqlens, x.shape[1]) if seq_idx is None else seq_idx
+    refuse(**{"state.in": initial_state})  # one a batch row, for the first segment
+    ids = ids_of(cu_seqlens, x.shape[1]) if seq_idx is None else seq_idx
     if int(ids.min()) < 0:
         raise Unsupported("padded_rows")
     if not output_final_state:
         return SCAN.mamba_chunk_scan_combined(x, dt, A, B, C, CHUNK, seq_idx=ids, **more), None
-    offsets = _offsets(ids) if cu_seqlens is None else cu_seqlens
+    offsets = offsets_of(ids) if cu_seqlens is None else cu_seqlens
     y, final = SCAN.mamba_chunk_scan_combined(
         x, dt, A, B, C, CHUNK, seq_idx=ids, cu_seqlens=offsets, return_varlen_states=True, **more
     )
@@ -115,19 +124,6 @@ def _scan(
     return found if final else (found, None)
 
 
-def _ids(cu_seqlens: Tensor, tokens: int) -> Tensor:
-    """Ids `[1, T]` of the segments that offsets name, -1 past the last one."""
-    ids = cu_seqlens.new_full((1, tokens), -1)
-    for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
-        ids[:, start:end] = n
-    return ids
-
-
-def _offsets(seq_idx: Tensor) -> Tensor:
-    """Offsets `[N+1]` of the segments that ids `[1, T]` name."""
-    return seq_idx.new_tensor([0, *seq_idx.ravel().bincount().cumsum(0).tolist()])
-
-
 def ssd_prefill(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None,
     dt_bias: Tensor | None, cu_seqlens: Tensor, state_pool: Tensor, read_slots: Tensor,
@@ -135,12 +131,9 @@ def ssd_prefill(
     snapshot_states: Tensor | None = None, *, dt_softplus: bool = True, dt_limit: Limit = (0.0, float("inf")),
 ) -> Tensor:  # fmt: skip
     """A call a row, its state the entering one."""
-    if snapshot_positions is not None or snapshot_states is not None:
-        raise Unsupported("snapshots.any")
-    if int(cu_seqlens[-1]) < x.shape[1]:
-        raise Unsupported("padded_rows")
-    if bool((cu_seqlens.diff() == 0).any()):
-        raise Unsupported("empty_segments")  # a scan of no tokens writes to memory that is not its own
+    refuse(**{"snapshots.any": snapshot_positions})
+    # a scan of no tokens writes to memory that is not its own (see the findings)
+    refuse_rows(cu_seqlens, x.shape[1], empty=False)
     write = read_slots if write_slots is None else write_slots
     states, y = entering(state_pool, read_slots), x.new_zeros(x.shape)
     fixed = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": tuple(dt_limit)}
@@ -164,10 +157,7 @@ def ssd_update(
     *, dt_softplus: bool = True, dt_limit: Limit = (0.0, float("inf")),
 ) -> Tensor:  # fmt: skip
     """One token by the function for it, on the pool itself where a row writes what it reads; several by the scan."""
-    for need, given in (("intermediates", intermediate_states), ("num_accepted", num_accepted),
-                        ("num_tokens", num_tokens)):  # fmt: skip
-        if given is not None:
-            raise Unsupported(need)
+    refuse(intermediates=intermediate_states, num_accepted=num_accepted, num_tokens=num_tokens)
     write = read_slots if write_slots is None else write_slots
     if x.shape[1] > 1:
         more = {"D": D, "z": z, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": tuple(dt_limit)}

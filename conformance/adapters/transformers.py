@@ -16,8 +16,8 @@ from typing import Any
 
 from statescan.conformance.adapter import Adapter, Unsupported
 from statescan.conformance.adapters import interpreter
-from statescan.conformance.adapters.fla_delta import Function, by_row, pack, prefill, update
-from statescan.conformance.adapters.slots import Tensor, entering, padding, silence, store
+from statescan.conformance.adapters.delta import Function, by_row, pack, prefill, update
+from statescan.conformance.adapters.slots import Tensor, entering, padding, refuse, refuse_rows, silence, store
 
 Limit = tuple[float, float]
 
@@ -64,9 +64,7 @@ def causal_conv1d(
     cu_seqlens: Tensor | None = None, initial_windows: Tensor | None = None, *, activation: str | None = None,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Batch rows without windows."""
-    for need, given in (("packed.seq_idx", seq_idx), ("packed.cu", cu_seqlens), ("state.in", initial_windows)):
-        if given is not None:
-            raise Unsupported(need)
+    refuse(**{"packed.seq_idx": seq_idx, "packed.cu": cu_seqlens, "state.in": initial_windows})
     return QWEN.causal_conv1d_fn(x.mT, weight, bias, activation=activation).mT, None
 
 
@@ -76,9 +74,8 @@ def causal_conv1d_prefill(
     snapshot_windows: Tensor | None = None, *, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
     """A call a row of the function that takes a window; it takes any number of tokens but none."""
-    if snapshot_positions is not None or snapshot_windows is not None:
-        raise Unsupported("snapshots.any")
-    _check_rows(cu_seqlens, x.shape[1], empty=False)
+    refuse(**{"snapshots.any": snapshot_positions})
+    refuse_rows(cu_seqlens, x.shape[1], empty=False)
     write = read_slots if write_slots is None else write_slots
     windows, y = entering(conv_pool, read_slots), x.new_zeros(x.shape)
     for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
@@ -94,26 +91,13 @@ def causal_conv1d_update(
     num_tokens: Tensor | None = None, *, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
     """One call for all rows and tokens; its window may be longer than it needs, so it keeps all W columns."""
-    _refuse(intermediates=intermediate_windows, num_accepted=num_accepted, num_tokens=num_tokens)
+    refuse(intermediates=intermediate_windows, num_accepted=num_accepted, num_tokens=num_tokens)
     write = read_slots if write_slots is None else write_slots
     windows = entering(conv_pool, read_slots)
     y = QWEN.causal_conv1d_update(x.mT, windows, weight, bias, activation).mT
     store(conv_pool, write, windows)
     y[padding(read_slots, write)] = 0
     return y
-
-
-def _refuse(**given: Tensor | None) -> None:
-    for need, tensor in given.items():
-        if tensor is not None:
-            raise Unsupported(need)
-
-
-def _check_rows(cu_seqlens: Tensor, tokens: int, *, empty: bool) -> None:
-    if int(cu_seqlens[-1]) < tokens:
-        raise Unsupported("padded_rows")
-    if not empty and bool((cu_seqlens.diff() == 0).any()):
-        raise Unsupported("empty_segments")
 
 
 def _claim_convolution() -> None:
@@ -143,7 +127,7 @@ def scaled(kernel: Function) -> Function:
         *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None = None,
         scale: float | None = None, cu_seqlens: Tensor | None = None, **settings: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        _refuse(**{"packed.cu": cu_seqlens})
+        refuse(**{"packed.cu": cu_seqlens})
         o, final = kernel(q, k, v, g=g, beta=beta, initial_state=initial_state, **settings)
         factor = 1.0 if scale is None else scale * q.shape[-1] ** 0.5
         return (o if factor == 1 else o * factor), final
@@ -181,7 +165,7 @@ def ssd(
     output_final_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Batch rows, each one segment; no gate, and one D a head."""
-    _refuse(**{"packed.seq_idx": seq_idx, "packed.cu": cu_seqlens, "z.inside": z})
+    refuse(**{"packed.seq_idx": seq_idx, "packed.cu": cu_seqlens, "z.inside": z})
     if D is not None and D.dim() == 2:
         raise Unsupported("D.channel")
     found = MAMBA.mamba2_chunk_scan(
@@ -198,8 +182,8 @@ def ssd_prefill(
     snapshot_states: Tensor | None = None, **settings: Any,
 ) -> Tensor:  # fmt: skip
     """A call a row, its state the entering one."""
-    _refuse(**{"snapshots.any": snapshot_positions, "z.inside": z})
-    _check_rows(cu_seqlens, x.shape[1], empty=True)
+    refuse(**{"snapshots.any": snapshot_positions, "z.inside": z})
+    refuse_rows(cu_seqlens, x.shape[1])
     write = read_slots if write_slots is None else write_slots
     states, y = entering(state_pool, read_slots), x.new_zeros(x.shape, dtype=dt.dtype)
     for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
@@ -219,7 +203,7 @@ def ssd_update(
     *, dt_softplus: bool = True, dt_limit: Limit = (0.0, float("inf")),
 ) -> Tensor:  # fmt: skip
     """One token a row; what is one number a head is spread over its channels, as the layer does."""
-    _refuse(intermediates=intermediate_states, num_accepted=num_accepted, num_tokens=num_tokens)
+    refuse(intermediates=intermediate_states, num_accepted=num_accepted, num_tokens=num_tokens)
     if x.shape[1] > 1 or tuple(dt_limit) != (0.0, float("inf")):
         raise Unsupported("tokens.many" if x.shape[1] > 1 else "dt.limit")
     write, states = read_slots if write_slots is None else write_slots, entering(state_pool, read_slots)
@@ -310,7 +294,7 @@ def _claim_gates() -> None:
     # PyTorch sums in another order where channels lie apart. Two of the layers round to the type of x before weights.
     for kind in KINDS:
         adapter.op("l2norm", operand=kind, features=["grad", "repeatable"], dtypes=[{"x": kind, "out": kind}])(l2norm)
-        adapter.op("rmsnorm_gated", operand=kind, features=["grad", "repeatable"],
+        adapter.op("rmsnorm_gated", operand=kind, features=["gate.sigmoid", "grad", "repeatable"],
                    dtypes=[{"x": kind, "weight": kind, "out": kind}])(rmsnorm_gated)  # fmt: skip
 
 
