@@ -280,7 +280,8 @@ kernel[(1,)](x, out, n)
 f = x.float()
 count = torch.arange(n, device=device)
 total = f.sum().expand(n)
-right = torch.stack([2 * f, -f, torch.where(f < 0, f, 1.0), f * 1.01, n * f * f.sum(), count * f, total, total, f * 0 + 1])
+right = [2 * f, -f, torch.where(f < 0, f, 1.0), f * 1.01, n * f * f.sum(), count * f, total, total, f * 0 + 1]
+right = torch.stack(right)
 assert torch.allclose(out.float(), right.bfloat16().float(), atol=2e-2), (out.float() - right).abs().max(1)
 assert torch.equal(out[:4], right[:4].bfloat16())
 """

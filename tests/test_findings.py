@@ -49,7 +49,8 @@ class Outcome(NamedTuple):
 
 
 def package(script: str) -> str:
-    return "fla-core" if script.startswith("fla") else "causal-conv1d"
+    first = {"fla": "fla-core", "causal": "causal-conv1d", "mamba": "mamba-ssm"}
+    return first.get(script.split("_")[0], "transformers")
 
 
 @cache
@@ -107,6 +108,8 @@ def test_the_fault_is_there(script: str) -> None:
     if outcome.code == ABSENT:
         pytest.skip(outcome.output.strip())
     installed = metadata.version(package(script))
+    if package(script) == "transformers" and installed != PINNED["transformers"]:  # any 5 from 5.24 on may be there
+        pytest.skip(f"transformers {installed}, the findings are about {PINNED['transformers']}")
     assert installed == PINNED[package(script)], f"the findings are about {PINNED[package(script)]}: judge them anew"
     assert outcome.code == FAULTY, f"cured, or shown no more:\n{outcome.output}"
     lines = outcome.output.splitlines(keepends=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,8 +24,9 @@ def missing(package: str, *modules: str) -> str:
     return f"{package if absent == modules[0] else absent} is not installed: run `make peers`" if absent else ""
 
 
+@cache
 def prepare() -> str:
-    """Make the process ready for a Triton package; the device to run it on. Before anything imports triton."""
+    """Make the process ready for a Triton package, once; the device to run it on. Before anything imports triton."""
     import torch
 
     show_unwritten_memory()

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable
 from importlib import import_module, metadata
 from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from itertools import pairwise
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from statescan.conformance.adapter import Adapter, Unsupported
@@ -43,9 +44,8 @@ def _load() -> tuple[Any, Any, Any]:
     Its `__init__` imports a compiled extension, which these modules do not use and which is not built here.
     """
     found = PathFinder.find_spec("mamba_ssm")
-    package = ModuleType("mamba_ssm")
-    package.__path__ = list(found.submodule_search_locations or []) if found else []
-    sys.modules["mamba_ssm"] = package
+    assert found is not None
+    sys.modules["mamba_ssm"] = module_from_spec(found)  # with its path, and nothing of it run
     if DEVICE == "cpu":
         _stand_in_for_a_gpu()
     scan, step, norm = (import_module(f"mamba_ssm.ops.triton.{name}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NoReturn
@@ -19,14 +19,21 @@ from typing import Any, NoReturn
 from statescan.conformance.adapters import interpreter
 
 CURED, FAULTY, BROKEN, ABSENT = 0, 1, 2, 3
-PINNED = {"fla-core": "0.6.0", "causal-conv1d": "1.7.0"}
+PINNED = {"fla-core": "0.6.0", "causal-conv1d": "1.7.0", "mamba-ssm": "2.3.2.post1", "transformers": "5.24.0"}
 """The releases the findings are about."""
 
 LARGE = ("fla_entering_window_offset_32_bit", "causal_conv1d_varlen_states_offset_32_bit")
 """Scripts that need 9 GB of memory."""
 
 _EXTENSION = "causal_conv1d_cuda"
-_MODULES = {"fla-core": "fla", "causal-conv1d": "causal_conv1d"}
+_MODULES = {
+    "fla-core": "fla",
+    "causal-conv1d": "causal_conv1d",
+    "mamba-ssm": "mamba_ssm",
+    "transformers": "transformers",
+}
+_PREPARED_BY_ADAPTER = ("mamba-ssm", "transformers")
+"""The one is imported past its compiled extension, the other apart from the kernel packages it would use."""
 
 Reproduction = Callable[[], tuple[Any, Any]]
 """Returns what is expected and what came out, as plain numbers."""
@@ -48,7 +55,7 @@ def main(
     if absent:
         print(absent)
         raise SystemExit(ABSENT)
-    _prepare()
+    _prepare(package)
     print(f"{package} {metadata.version(package)}")
     try:
         expected, got = reproduce()
@@ -62,10 +69,12 @@ def main(
     raise SystemExit(CURED if repr(expected) == repr(got) else FAULTY)
 
 
-def _prepare() -> None:
+def _prepare(package: str) -> None:
     import torch
 
     torch.set_default_device(interpreter.prepare())
+    if package in _PREPARED_BY_ADAPTER:
+        import_module(f"statescan.conformance.adapters.{_MODULES[package]}")
     if not _has_extension():  # causal-conv1d imports it first of all, also where nothing calls it
         sys.modules.setdefault(_EXTENSION, ModuleType(_EXTENSION))
 
