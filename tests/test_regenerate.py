@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from statescan.goldens import regenerate, store
+from statescan.goldens import needs, regenerate, store
 
 CONTROL = """
 import numpy as np, hashlib
@@ -94,3 +94,23 @@ def test_gain_codes_bound_their_gain():
     bound = np.where(code == -128, 0, np.exp2(code / 2))
     assert (bound >= gain * (1 - 1e-15)).all()
     assert (bound[1:] <= gain[1:] * 2**0.5 * (1 + 1e-15)).all()
+
+
+def test_what_a_relation_does_to_its_calls_is_needed():
+    """Strides too, where a call takes tensors from another call of the same vector."""
+    strided = [v for v in store.load_vectors().values() if any(c.get("strided") for c in v.get("calls", {}).values())]
+    assert any(c.get("strided") and "from" in str(c.get("inputs")) for v in strided for c in v["calls"].values())
+    for vector in strided:
+        also = [word for words in vector["needs"].get("also", {}).values() for word in words]
+        assert "strided" in [*vector["needs"]["features"], *also], vector["id"]
+
+
+@pytest.mark.parametrize(("first", "activation", "gated", "words"), [
+    (True, "sigmoid", True, ["gate.sigmoid"]), (False, "sigmoid", True, ["gate.sigmoid.first"]),
+    (True, "silu", True, []), (True, "sigmoid", False, []),
+])  # fmt: skip
+def test_a_sigmoid_gate_is_a_word_of_its_own(first, activation, gated, words):
+    tensors = {"x": np.ones((1, 1, 4), np.float32)}
+    tensors |= {"z": tensors["x"]} if gated else {}
+    args = {"norm_before_gate": first, "gate_activation": activation}
+    assert needs.features("rmsnorm_gated", args, tensors, {"y"}, {"D": 4}, grad=False) == words
