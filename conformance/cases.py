@@ -33,7 +33,8 @@ Run = Callable[[Call, str], Reply]
 class Case:
     """A vector made ready for one implementation: the story in its element types, its claims, and what was lifted.
 
-    `variants` are the same case with its tokens at other places of the implementation's chunks.
+    `variants` are the same case with its tokens at other places of the implementation's chunks. `short_windows` says
+    that another operation of a relation keeps no oldest window column.
     """
 
     vector: Vector
@@ -42,6 +43,7 @@ class Case:
     declared: Mapping[str, str] = field(default_factory=dict)
     lift: str = ""
     variants: tuple[Case, ...] = ()
+    short_windows: bool = False
 
     @property
     def precision(self) -> Precision:
@@ -82,11 +84,14 @@ def prepare(vector: Vector, corpus: Mapping[str, Vector], claims: Sequence[Capab
     if not own:
         return Missing(needs["op"])
     missing = Missing("")
-    story = tell(vector, corpus)
+    story, short = tell(vector, corpus), False
     for op, words in needs.get("also", {}).items():
-        lacking = [missing_feature({"features": words}, claim) for claim in claims if claim["op"] == op]
+        others = [claim for claim in claims if claim["op"] == op]
+        lacking = [missing_feature({"features": words}, claim) for claim in others]
         if not lacking or all(lacking):
             return Missing(lacking[0] if lacking else op)
+        serving = [claim for claim, word in zip(others, lacking, strict=True) if not word]
+        short |= "window.W" in words and all("window.W" not in claim["features"] for claim in serving)
     # the nearest claim first, so that the word that is reported is the one that would help
     for claim in sorted(own, key=lambda claim: len(set(needs["features"]) - set(claim["features"]))):
         word = missing_feature(needs, claim)
@@ -104,7 +109,7 @@ def prepare(vector: Vector, corpus: Mapping[str, Vector], claims: Sequence[Capab
             missing = missing if missing.word else Missing("dtypes")
             continue
         lifted, declared = typed
-        case = Case(vector, _short_windows(lifted, needs, claim), claim, declared, lift)
+        case = Case(vector, _short_windows(lifted, needs, claim), claim, declared, lift, short_windows=short)
         more = tuple(replace(case, story=s, lift=", ".join(filter(None, (lift, words))))
                      for s, words in stretches(case.story, vector, limits))  # fmt: skip
         return replace(case, variants=more)
@@ -382,7 +387,7 @@ def _relate(entry: Mapping[str, Any], calls: Mapping[str, Call], replies: Mappin
         same = not differs(first, last, "bits").any()
         return Verdict("fail.relation", f"{of} is the same in {names[0]} and {names[-1]}", of) if same else _PASS
     features = case.capability.get("features") or ("window.W",)
-    short = of.endswith(("windows", "conv_pool")) and "window.W" not in features
+    short = of.endswith(("windows", "conv_pool")) and (case.short_windows or "window.W" not in features)
     bad = mismatch(first, Expected(last, how, ignore_columns=int(short)))
     if not bad.any():
         return _PASS

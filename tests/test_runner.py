@@ -10,6 +10,8 @@ import pytest
 
 from statescan.conformance import report as reports
 from statescan.conformance import runner
+from statescan.conformance.adapter import ALL_FEATURES
+from statescan.conformance.cases import prepare
 from statescan.conformance.client import Client, ProtocolError, python_command
 from statescan.conformance.runner import Selection, Target
 from statescan.conformance.smoke import check_wiring
@@ -101,6 +103,14 @@ def test_no_result_is_no_wrong_result_where_none_is_claimed():
 def test_no_result_is_a_failure_where_one_is_claimed():
     (row,) = run("forgets_windows", [CORPUS["conv-final-window-from-nothing"]]).values()
     assert (row["status"], row["message"]) == ("fail.shape", "final_windows is None, a tensor expected")
+
+
+@pytest.mark.parametrize(("kept", "short"), [("window.W", False), ("window.W-1", True)])
+def test_a_relation_leaves_out_the_column_that_one_of_its_operations_lacks(kept, short):
+    words = [word for word in ALL_FEATURES if not word.startswith("window")]
+    claims = [{"op": "causal_conv1d_update", "features": [*words, "window.W"]},
+              {"op": "causal_conv1d_prefill", "features": [*words, kept]}]  # fmt: skip
+    assert prepare(CORPUS["conv-update-equals-prefill"], CORPUS, claims).short_windows is short
 
 
 def test_what_is_not_claimed_does_not_apply():
