@@ -24,6 +24,8 @@ Run = Mapping[str, Any]
 NOT_JUDGED = ("not_applicable", "not_run")
 WARNINGS = ("fail.wrong_error",)
 """A right refusal of the wrong class, or without the label: told, and no failure unless asked for."""
+MOST_COLUMNS = 5
+"""Implementations in one table of the terminal, which may be 80 characters wide."""
 
 
 def failed(status: str) -> bool:
@@ -52,16 +54,19 @@ def print_run(console: Console, run: Run) -> None:
 
 
 def print_matrix(console: Console, report: Report) -> None:
-    """Clause families by implementations: passed of applicable."""
+    """Clause families by implementations: passed of applicable. As many tables as keep the numbers readable."""
     families = [f for f in FAMILIES if any(_family(row) == f for run in report["runs"] for row in run["results"])]
-    table = Table(title="vectors passed of those that applied, by the family of their first clause")
-    table.add_column("")
-    for run in report["runs"]:
-        table.add_column(escape(printable(run["implementation"])), justify="center")
-    for family in families:
-        table.add_row(family, *(cell_text(cell(run, family)) for run in report["runs"]))
-    table.add_row("", *("" if run["state"] == "ran" else run["state"] for run in report["runs"]))
-    console.print(table)
+    for first in range(0, max(1, len(report["runs"])), MOST_COLUMNS):
+        runs = report["runs"][first : first + MOST_COLUMNS]
+        title = "vectors passed of those that applied, by the family of their first clause"
+        table = Table(title=None if first else title)
+        table.add_column("")
+        for run in runs:
+            table.add_column(escape(printable(run["implementation"])), justify="center")
+        for family in families:
+            table.add_row(family, *(cell_text(cell(run, family)) for run in runs))
+        table.add_row("", *("" if run["state"] == "ran" else run["state"] for run in runs))
+        console.print(table)
 
 
 def cell(run: Run, family: str) -> tuple[int, int]:

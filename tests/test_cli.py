@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from statescan.conformance import report as reports
 from statescan.conformance.cli import main
@@ -71,3 +73,11 @@ def test_the_pytest_plugin_runs_the_suite(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     count = len([v for v in load_vectors().values() if "PACK-2" in v["clauses"]])
     assert f"{count} passed" in done.stdout
+
+
+def test_numbers_of_many_implementations_fit_on_a_narrow_terminal(tmp_path):
+    passed = [{"vector": f"v{i}", "status": "pass", "clause": "PACK-1", "clauses": ["PACK-1"]} for i in range(112)]
+    runs = [{"implementation": f"implementation_{i}", "state": "ran", "results": passed} for i in range(9)]
+    console = Console(width=80, record=True, file=io.StringIO())
+    reports.print_matrix(console, {"runs": runs})
+    assert console.export_text().count("112/112") == len(runs)
