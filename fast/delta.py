@@ -18,11 +18,13 @@ from statescan.fast.checks import (
     check_call,
     check_decay,
     check_runnable,
+    live_pack,
     live_tokens,
 )
 from statescan.fast.kernels.commit import commit_kernel
 from statescan.fast.kernels.delta_update import delta_update_kernel
 from statescan.fast.launch import ceil_div, device_of, is_traced, power_of_2, register
+from statescan.fast.prefill import launch_delta
 from statescan.fast.relaunch import Key, key_of, remember, remembered
 from statescan.fast.tiling import Tile, reaches_far, slot_strides, state_tile
 from statescan.spec.contract import INDEX_TYPES, DtypeError, ShapeError, SlotError, UnsupportedError
@@ -119,8 +121,81 @@ def check_steps(steps: int) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Prefill, once for all siblings
+# ---------------------------------------------------------------------------------------------------------------------
+
+NAMES_IN_A_PACK = ("q", "k", "v", "g", "beta", "cu_seqlens", "state_pool", "read_slots", "write_slots",
+                   "snapshot_positions", "snapshot_states")  # fmt: skip
+
+
+def run_prefill(
+    name: str, inputs: Inputs, cu_seqlens: Tensor, pool: Tensor, read_slots: Tensor, write_slots: Tensor | None,
+    positions: Tensor | None, snapshots: Tensor | None, copies: int, scale: float | None, use_qk_l2norm: bool,
+    state_layout: str, check: bool | None,
+) -> Tensor:  # fmt: skip
+    """Check the call `name` and run it: o `[1, T, HV, V]`."""
+    tensors = (*inputs, cu_seqlens, pool, read_slots, write_slots, positions, snapshots)
+    settings = {"num_householder": copies, "state_layout": state_layout}
+    values = check_call(name, dict(zip(NAMES_IN_A_PACK, tensors, strict=True)), settings, check)
+    if values is not None:
+        check_decay(inputs[3], live_pack(values))
+    o = new_output(*inputs)
+    launch_delta(inputs, o, cu_seqlens, pool, read_slots, write_slots, positions, snapshots, copies, scale,
+                 use_qk_l2norm, state_layout)  # fmt: skip
+    return o
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Operations
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+def gated_delta_rule_prefill(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, state_pool: Tensor,
+    read_slots: Tensor, write_slots: Tensor | None = None, snapshot_positions: Tensor | None = None,
+    snapshot_states: Tensor | None = None, *, scale: float | None = None, use_qk_l2norm: bool = False,
+    state_layout: str = "KV", check: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """The gated delta rule on a pack whose rows resume from, and store to, slots (SLOT-2, SLOT-3, SLOT-8).
+
+    q, k `[1, T, H, K]`, v `[1, T, HV, V]`, g, beta `[1, T, HV]`, cu_seqlens `[N+1]`, state_pool `[slots, HV, K, V]`
+    ("VK": `[slots, HV, V, K]`, and so for the snapshots), read_slots and write_slots `[N]`; snapshot_states
+    `[X, HV, K, V]` receive the states at snapshot_positions `[X]` (SNAP-3). Matrix products have operands of the type
+    of q and k. Returns o `[1, T, HV, V]`. Raises PackingError, ShapeError, DtypeError, SlotError, UnsupportedError.
+    """
+    run = _gdn_prefill_op if is_traced(q) else _gdn_prefill
+    return run(q, k, v, g, beta, cu_seqlens, state_pool, read_slots, write_slots, snapshot_positions, snapshot_states,
+               scale, use_qk_l2norm, state_layout, check)  # fmt: skip
+
+
+def gated_delta_product_prefill(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, state_pool: Tensor,
+    read_slots: Tensor, write_slots: Tensor | None = None, snapshot_positions: Tensor | None = None,
+    snapshot_states: Tensor | None = None, *, num_householder: int = 1, scale: float | None = None,
+    use_qk_l2norm: bool = False, state_layout: str = "KV", check: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """The gated delta product on a pack and a slot pool; a snapshot is the state after a token's last copy (SNAP-3).
+
+    As `gated_delta_rule_prefill` with k, v, beta on T*M rows, row t*M + m being copy m of token t (GDP-5).
+    """
+    run = _gdp_prefill_op if is_traced(q) else _gdp_prefill
+    return run(q, k, v, g, beta, cu_seqlens, state_pool, read_slots, write_slots, snapshot_positions, snapshot_states,
+               num_householder, scale, use_qk_l2norm, state_layout, check)  # fmt: skip
+
+
+def kimi_delta_attention_prefill(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, state_pool: Tensor,
+    read_slots: Tensor, write_slots: Tensor | None = None, snapshot_positions: Tensor | None = None,
+    snapshot_states: Tensor | None = None, *, scale: float | None = None, use_qk_l2norm: bool = False,
+    state_layout: str = "KV", check: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """The delta rule with a decay per key channel on a pack and a slot pool (KDA-1, SLOT-2).
+
+    As `gated_delta_rule_prefill` with g `[1, T, HV, K]`.
+    """
+    run = _kda_prefill_op if is_traced(q) else _kda_prefill
+    return run(q, k, v, g, beta, cu_seqlens, state_pool, read_slots, write_slots, snapshot_positions, snapshot_states,
+               scale, use_qk_l2norm, state_layout, check)  # fmt: skip
 
 
 def gated_delta_rule_update(
@@ -199,6 +274,36 @@ def _kda(
                       num_accepted, num_tokens, 1, scale, use_qk_l2norm, state_layout, check)  # fmt: skip
 
 
+def _gdn_prefill(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, pool: Tensor, read_slots: Tensor,
+    write_slots: Tensor | None, positions: Tensor | None, snapshots: Tensor | None, scale: float | None,
+    use_qk_l2norm: bool, state_layout: str, check: bool | None,
+) -> Tensor:  # fmt: skip
+    return run_prefill("gated_delta_rule_prefill", (q, k, v, g, beta), cu_seqlens, pool, read_slots, write_slots,
+                       positions, snapshots, 1, scale, use_qk_l2norm, state_layout, check)  # fmt: skip
+
+
+def _gdp_prefill(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, pool: Tensor, read_slots: Tensor,
+    write_slots: Tensor | None, positions: Tensor | None, snapshots: Tensor | None, num_householder: int,
+    scale: float | None, use_qk_l2norm: bool, state_layout: str, check: bool | None,
+) -> Tensor:  # fmt: skip
+    return run_prefill("gated_delta_product_prefill", (q, k, v, g, beta), cu_seqlens, pool, read_slots, write_slots,
+                       positions, snapshots, num_householder, scale, use_qk_l2norm, state_layout, check)  # fmt: skip
+
+
+def _kda_prefill(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, pool: Tensor, read_slots: Tensor,
+    write_slots: Tensor | None, positions: Tensor | None, snapshots: Tensor | None, scale: float | None,
+    use_qk_l2norm: bool, state_layout: str, check: bool | None,
+) -> Tensor:  # fmt: skip
+    return run_prefill("kimi_delta_attention_prefill", (q, k, v, g, beta), cu_seqlens, pool, read_slots, write_slots,
+                       positions, snapshots, 1, scale, use_qk_l2norm, state_layout, check)  # fmt: skip
+
+
+_gdn_prefill_op = register("gated_delta_rule_prefill", _gdn_prefill, new_output)
+_gdp_prefill_op = register("gated_delta_product_prefill", _gdp_prefill, new_output)
+_kda_prefill_op = register("kimi_delta_attention_prefill", _kda_prefill, new_output)
 _gdn_op = register("gated_delta_rule_update", _gdn, new_output)
 _gdp_op = register("gated_delta_product_update", _gdp, new_output)
 _kda_op = register("kimi_delta_attention_update", _kda, new_output)

@@ -17,6 +17,7 @@ from statescan.fast.checks import as_index, check_call
 from statescan.fast.delta import check_steps
 from statescan.fast.kernels.ssd_update import ssd_update_kernel
 from statescan.fast.launch import ceil_div, device_of, is_traced, power_of_2, register, strides
+from statescan.fast.prefill import launch_ssd
 from statescan.fast.relaunch import Key, key_of, remember, remembered
 from statescan.fast.tiling import Tile, reaches_far, slot_strides, state_tile
 from statescan.spec.contract import UnsupportedError
@@ -27,6 +28,41 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, "Tensor | None", "Tensor 
 """x, dt, A, B, C, D, z, dt_bias."""
 NAMES_OF_TENSORS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "state_pool", "read_slots", "write_slots",
                     "intermediate_states", "num_accepted", "num_tokens")  # fmt: skip
+
+
+NAMES_IN_A_PACK = (*NAMES_OF_TENSORS[:8], "cu_seqlens", *NAMES_OF_TENSORS[8:11], "snapshot_positions",
+                   "snapshot_states")  # fmt: skip
+
+
+def ssd_prefill(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
+    cu_seqlens: Tensor, state_pool: Tensor, read_slots: Tensor, write_slots: Tensor | None = None,
+    snapshot_positions: Tensor | None = None, snapshot_states: Tensor | None = None, *, dt_softplus: bool = True,
+    dt_limit: tuple[float, float] = ANY_STEP, check: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """The Mamba2 recurrence on a pack whose rows resume from, and store to, slots (SLOT-2, SLOT-3, SLOT-8).
+
+    x, z `[1, T, H, P]`, dt `[1, T, H]`, A, dt_bias `[H]`, B, C `[1, T, G, R]`, D `[H]` or `[H, P]`, cu_seqlens `[N+1]`,
+    state_pool `[slots, H, P, R]`, read_slots and write_slots `[N]`; snapshot_states `[X, H, P, R]` receive the states at
+    snapshot_positions `[X]` (SNAP-3). Matrix products have operands of the type that x, B and C share, else float32.
+    Returns y `[1, T, H, P]`. Raises PackingError, ShapeError, DtypeError, SlotError, UnsupportedError.
+    """
+    run = _prefill_op if is_traced(x) else _prefill
+    return run(x, dt, A, B, C, D, z, dt_bias, cu_seqlens, state_pool, read_slots, write_slots, snapshot_positions,
+               snapshot_states, dt_softplus, check_limit(dt_limit), check)  # fmt: skip
+
+
+def _prefill(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
+    cu_seqlens: Tensor, pool: Tensor, read_slots: Tensor, write_slots: Tensor | None, positions: Tensor | None,
+    snapshots: Tensor | None, dt_softplus: bool, dt_limit: Sequence[float], check: bool | None,
+) -> Tensor:  # fmt: skip
+    inputs = (x, dt, A, B, C, D, z, dt_bias)
+    tensors = (*inputs, cu_seqlens, pool, read_slots, write_slots, positions, snapshots)
+    check_call("ssd_prefill", dict(zip(NAMES_IN_A_PACK, tensors, strict=True)), {}, check)
+    y = new_output(x)
+    launch_ssd(inputs, y, cu_seqlens, pool, read_slots, write_slots, positions, snapshots, dt_softplus, dt_limit)
+    return y
 
 
 def ssd_update(
@@ -126,3 +162,4 @@ def check_limit(dt_limit: Any) -> tuple[float, float]:
 
 
 _update_op = register("ssd_update", _update, new_output)
+_prefill_op = register("ssd_prefill", _prefill, new_output)

@@ -37,6 +37,7 @@ FEATURES = [word for word in ALL_FEATURES if word not in ("window.W-1", "bare")]
 # Everything is computed in float32 from whatever is given, so any type may stand beside any other.
 FLOATS = ("f32", "bf16", "f16")
 POOLS = ("conv_pool", "state_pool")
+LAYOUTS = ("KV", "VK")
 
 
 def types(op: Operation) -> list[dict[str, str]]:
@@ -56,13 +57,24 @@ def types(op: Operation) -> list[dict[str, str]]:
     return claimed
 
 
+def by_operand(op: Operation) -> list[tuple[str, list[dict[str, str]]]]:
+    """The claims by precision of matrix operands: prefill multiplies in the type of its tokens (float16
+    in TF32, which has its bits and more range), all else in float32."""
+    claimed = types(op)
+    if not op.name.endswith("_prefill") or op.family == "conv":
+        return [("f32", claimed)]
+    first = next(iter(claimed[0]))
+    return [("tf32" if x == "f16" else x, [entry for entry in claimed if entry[first] == x]) for x in FLOATS]
+
+
 def _register() -> None:
     for op in OPERATIONS.values():
         function = _found(op)
         if function is not None:
             # on a GPU the rules of values are checked only where that is asked for
             called = partial(function, check=True) if adapter.device == "cuda" else function
-            adapter.op(op.name, features=FEATURES, dtypes=types(op), state_layout=("KV", "VK"))(called)
+            for operand, dtypes in by_operand(op):
+                adapter.op(op.name, features=FEATURES, dtypes=dtypes, operand=operand, state_layout=LAYOUTS)(called)
 
 
 def _found(op: Operation) -> Any:

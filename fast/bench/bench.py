@@ -25,7 +25,7 @@ from statescan import __version__
 from statescan.fast.bench.timing import ROUNDS, Graph, host_time, median, ratio, time_in_turn
 from statescan.fast.bench.yardsticks import YARDSTICKS, Launches
 
-SOURCES = ("statescan.fast.bench.conv", "statescan.fast.bench.decode")
+SOURCES = ("statescan.fast.bench.conv", "statescan.fast.bench.decode", "statescan.fast.bench.prefill")
 """Modules of rows. Each has `rows()`, whose entries have name, target, moved (bytes) and yardstick; `prepare(row)`,
 whose result has `ours()`, a list of launches; and `peers(prepared)`, pairs of a name and a list of launches."""
 

@@ -35,7 +35,7 @@ from statescan.conformance.invoke import invoke
 from statescan.fast.bench.bench import environment
 from statescan.goldens.store import load_vectors
 
-SOURCES = ("statescan.fast.bench.check_conv", "statescan.fast.bench.check_decode")
+SOURCES = tuple(f"statescan.fast.bench.check_{name}" for name in ("conv", "decode", "prefill"))
 """Modules of further checks: `checks(tiny)` gives pairs of a name and a function that raises if something is wrong."""
 
 TYPES = ("f32", "bf16", "f16")
@@ -81,6 +81,8 @@ def narrowed(claim: Mapping[str, Any], dtype: str, layout: str) -> Mapping[str, 
     if claim["dtypes"]:
         first = next(iter(claim["dtypes"][0]))
         types = [entry for entry in claim["dtypes"] if entry[first] == dtype]
+        if not types:
+            return None
     elif dtype != TYPES[0]:
         return None
     else:

@@ -1,0 +1,156 @@
+"""Launches of prefill: workspaces, grids and tiles for both families, from shapes alone.
+
+A pack of T tokens in N rows has fewer than T // CT + N chunks of CT tokens (`kernels.chunks`). The delta family prepares
+them all at once, two matrices of 64 by 64 for each chunk and head, and then goes along the rows; Mamba2 needs no first
+step. Nothing here depends on what a call contains, and no state is kept for a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from statescan.fast.checks import as_index
+from statescan.fast.kernels.delta_chunk import BL, delta_chunk_kernel
+from statescan.fast.kernels.delta_prefill import delta_prefill_kernel
+from statescan.fast.kernels.ssd_prefill import ssd_prefill_kernel
+from statescan.fast.launch import ceil_div, device_of, power_of_2, strides
+from statescan.fast.tiling import slot_strides
+from statescan.spec.contract import UnsupportedError
+
+ROWS = int(BL.value)
+LEAST = 16
+"""The least size of a matrix product's operand."""
+SSD_CHUNK = 64
+PRODUCTS = {torch.bfloat16: (tl.bfloat16, "ieee"), torch.float16: (tl.float32, "tf32"),
+            torch.float32: (tl.float32, "tf32x3")}  # fmt: skip
+"""Operands and precision of matrix products by the type of the tokens. float16 has as many bits as TF32 and too small a
+range: decayed keys and discretised inputs would vanish in it. float32 is taken as the sum of two TF32 numbers and gives
+three products, on the matrix units and right to 22 bits."""
+L2NORM_EPS = 1e-6
+
+
+class Tile(NamedTuple):
+    """Values or channels a program holds, warps, stages of the pipeline along a row."""
+
+    values: int
+    warps: int
+    stages: int
+
+
+def token_type(*tensors: Tensor) -> torch.dtype:
+    """The type that decides on matrix products: that of the tensors if they share one, else float32."""
+    first, *others = {t.dtype for t in tensors}
+    return first if not others else torch.float32
+
+
+def state_tile(matrices: int, values: int, kind: torch.dtype, tile: Tile | None) -> Tile:
+    """The tile for `matrices` states with `values` columns: narrow ones where few states would leave a device idle."""
+    if tile is not None:
+        return tile
+    most = 64 if kind == torch.bfloat16 else 32
+    while most > LEAST and matrices * ceil_div(values, most) < 264:
+        most //= 2
+    return Tile(max(LEAST, min(most, power_of_2(values))), 4, 2 if kind == torch.bfloat16 else 1)
+
+
+def chunk_tokens(copies: int) -> int:
+    """Tokens of a chunk of 64 rows, `copies` rows each: a power of two.
+
+    >>> [chunk_tokens(copies) for copies in (1, 2, 3, 64)]
+    [64, 32, 16, 1]
+    """
+    if copies > ROWS:
+        raise UnsupportedError(f"num_householder={copies}: up to {ROWS} copies are served (ERR-5)")
+    return 1 << (ROWS // copies).bit_length() - 1
+
+
+def snapshot_arguments(
+    positions: Tensor | None, snapshots: Tensor | None, columns_first: bool
+) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """Arguments of a kernel for the snapshots asked for, and the strides inside one; nothing where there are none."""
+    if positions is None or snapshots is None or positions.shape[0] == 0:
+        return (None, 0, None, 0), (0, 0, 0)
+    first, *inside = slot_strides(snapshots, columns_first)
+    return (as_index(positions), positions.shape[0], snapshots, first), tuple(inside)
+
+
+def launch_delta(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], o: Tensor, cu_seqlens: Tensor, pool: Tensor,
+    read_slots: Tensor, write_slots: Tensor | None, positions: Tensor | None, snapshots: Tensor | None,
+    copies: int = 1, scale: float | None = None, use_qk_l2norm: bool = False, state_layout: str = "KV",
+    tile: Tile | None = None, chunk_warps: int | None = None,
+) -> None:  # fmt: skip
+    """Fill contiguous o `[1, T, HV, V]`, the pool and the snapshots of a checked call."""
+    q, k, v, g, beta = inputs
+    (_, T, heads, keys), (value_heads, values) = q.shape, v.shape[2:]
+    N, CT, per_channel = read_slots.shape[0], chunk_tokens(copies), g.ndim == 4
+    kind = token_type(q, k)
+    BQ, BK = max(LEAST, CT), max(LEAST, power_of_2(keys))
+    places = T // CT + N if N else 0
+    tile = state_tile(N * value_heads, values, kind, tile)
+    snap, snap_inside = snapshot_arguments(positions, snapshots, state_layout == "KV")
+    pool_n, *inside = slot_strides(pool, state_layout == "KV")
+    wide = torch.float64 if kind == torch.float32 else torch.float32
+    operand = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
+
+    def workspace(*shape: int, dtype: torch.dtype = operand) -> Tensor:
+        return q.new_empty((places, value_heads, *shape), dtype=dtype)
+
+    A, P = workspace(ROWS, ROWS), workspace(BQ, ROWS)
+    keeps_sums = not per_channel or snap[0] is not None
+    factors = workspace(2 * ROWS + BK if per_channel else 4 * ROWS, dtype=torch.float32)
+    sums = workspace(*((ROWS, BK) if per_channel else (ROWS,)), dtype=wide) if keeps_sums else None
+    scaled = [workspace(ROWS, BK) if per_channel else None for _ in range(3)]
+    slots = (as_index(cu_seqlens), as_index(read_slots), as_index(read_slots if write_slots is None else write_slots),
+             pool.shape[0], N, T)  # fmt: skip
+    kept = (A, P, factors, sums, *scaled)
+    sizes: tuple[Any, ...] = (value_heads, value_heads // heads, keys)
+    with device_of(q):
+        if places and value_heads:
+            delta_chunk_kernel[(places, value_heads)](
+                q, *q.stride()[1:], k, *k.stride()[1:], g, *g.stride()[1:3], g.stride(3) if per_channel else 0,
+                beta, *beta.stride()[1:], *slots, N.bit_length(), keys**-0.5 if scale is None else float(scale), *kept,
+                *sizes, copies, CT, BQ, BK, per_channel, use_qk_l2norm, L2NORM_EPS,
+                snap[0] is not None, *PRODUCTS[kind], num_warps=chunk_warps or (8 if per_channel or kind != torch.bfloat16 else 4),
+            )  # fmt: skip
+        programs = (N + 1) * value_heads * ceil_div(values, tile.values)
+        if programs and T + N:
+            delta_prefill_kernel[(programs,)](
+                q, *q.stride()[1:], k, *k.stride()[1:], v, *v.stride()[1:], o, *kept, *slots, pool, pool_n, *snap,
+                *inside, *snap_inside, *sizes, values, copies, CT, BQ, BK, tile.values, per_channel,
+                *PRODUCTS[kind], tile.stages, num_warps=tile.warps,
+            )  # fmt: skip
+
+
+def launch_ssd(
+    inputs: Sequence[Any], y: Tensor, cu_seqlens: Tensor, pool: Tensor, read_slots: Tensor,
+    write_slots: Tensor | None, positions: Tensor | None, snapshots: Tensor | None, dt_softplus: bool = True,
+    dt_limit: Sequence[float] = (0.0, float("inf")), tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """Fill contiguous y `[1, T, H, P]`, the pool and the snapshots of a checked call."""
+    x, dt, A, B, C, D, z, dt_bias = inputs
+    (_, T, heads, channels), (groups, columns) = x.shape, B.shape[2:]
+    N, kind = read_slots.shape[0], token_type(x, B, C)
+    tile = state_tile(N * heads, channels, kind, tile)
+    snap, snap_inside = snapshot_arguments(positions, snapshots, columns_first=False)
+    pool_n, head, column, channel = slot_strides(pool, columns_first=False)
+    snap_head, snap_column, snap_channel = snap_inside
+    programs = (N + 1) * heads * ceil_div(channels, tile.values)
+    if not programs or not T + N:
+        return
+    skip = (0, 0) if D is None else (*D.stride(), 0)[:2]
+    with device_of(x):
+        ssd_prefill_kernel[(programs,)](
+            x, *x.stride()[1:], dt, *dt.stride()[1:], A, A.stride(0), B, *B.stride()[1:], C, *C.stride()[1:],
+            D, *skip, z, *strides(z, 4)[1:], dt_bias, *strides(dt_bias, 1), y, float(dt_limit[0]), float(dt_limit[1]),
+            as_index(cu_seqlens), as_index(read_slots), as_index(read_slots if write_slots is None else write_slots),
+            pool.shape[0], N, T, pool, pool_n, *snap,
+            head, channel, column, snap_head, snap_channel, snap_column,
+            heads, heads // groups, channels, columns, SSD_CHUNK, tile.values, max(LEAST, power_of_2(columns)),
+            dt_softplus, *PRODUCTS[kind], tile.stages, num_warps=tile.warps,
+        )  # fmt: skip
