@@ -1,6 +1,6 @@
 """Launches of prefill: workspaces, grids and tiles for both families, from shapes alone.
 
-A pack of T tokens in N rows has fewer than T // CT + N chunks of CT tokens (`kernels.chunks`). The delta family prepares
+A pack of T tokens in N rows has at most T // CT + N chunks of CT tokens (`kernels.chunks`). The delta family prepares
 them all at once, two matrices of 64 by 64 for each chunk and head, and then goes along the rows; Mamba2 needs no first
 step. Nothing here depends on what a call contains, and no state is kept for a chunk.
 """
@@ -48,14 +48,24 @@ def token_type(*tensors: Tensor) -> torch.dtype:
     return first if not others else torch.float32
 
 
-def state_tile(matrices: int, values: int, kind: torch.dtype, tile: Tile | None) -> Tile:
-    """The tile for `matrices` states with `values` columns: narrow ones where few states would leave a device idle."""
+def state_tile(matrices: int, values: int, kind: torch.dtype, marked: bool, tile: Tile | None) -> Tile:
+    """The tile for `matrices` states with `values` columns: narrow ones where few states would leave a device idle.
+
+    A loop with snapshots in it, and one over float32 operands, is not pipelined. There Triton 3.6 makes matrix products
+    of 32 columns and four warps that read outside shared memory (memcheck, on an H200), so such a loop has 64 columns
+    and eight warps, or two warps, which use other instructions.
+    """
     if tile is not None:
         return tile
-    most = 64 if kind == torch.bfloat16 else 32
+    wide = power_of_2(values)
+    if kind != torch.bfloat16:
+        return Tile(max(LEAST, min(32, wide)), 2, 1)
+    if marked:
+        return Tile(64, 8, 1) if wide >= 64 else Tile(max(LEAST, wide), 2, 1)
+    most = 64
     while most > LEAST and matrices * ceil_div(values, most) < 264:
         most //= 2
-    return Tile(max(LEAST, min(most, power_of_2(values))), 4, 2 if kind == torch.bfloat16 else 1)
+    return Tile(max(LEAST, min(most, wide)), 4, 2)
 
 
 def chunk_tokens(copies: int) -> int:
@@ -92,8 +102,8 @@ def launch_delta(
     kind = token_type(q, k)
     BQ, BK = max(LEAST, CT), max(LEAST, power_of_2(keys))
     places = T // CT + N if N else 0
-    tile = state_tile(N * value_heads, values, kind, tile)
     snap, snap_inside = snapshot_arguments(positions, snapshots, state_layout == "KV")
+    tile = state_tile(N * value_heads, values, kind, snap[0] is not None, tile)
     pool_n, *inside = slot_strides(pool, state_layout == "KV")
     wide = torch.float64 if kind == torch.float32 else torch.float32
     operand = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
@@ -116,7 +126,7 @@ def launch_delta(
                 q, *q.stride()[1:], k, *k.stride()[1:], g, *g.stride()[1:3], g.stride(3) if per_channel else 0,
                 beta, *beta.stride()[1:], *slots, N.bit_length(), keys**-0.5 if scale is None else float(scale), *kept,
                 *sizes, copies, CT, BQ, BK, per_channel, use_qk_l2norm, L2NORM_EPS,
-                snap[0] is not None, *PRODUCTS[kind], num_warps=chunk_warps or (8 if per_channel or kind != torch.bfloat16 else 4),
+                snap[0] is not None, *PRODUCTS[kind], num_warps=chunk_warps or 4,
             )  # fmt: skip
         programs = (N + 1) * value_heads * ceil_div(values, tile.values)
         if programs and T + N:
@@ -136,8 +146,8 @@ def launch_ssd(
     x, dt, A, B, C, D, z, dt_bias = inputs
     (_, T, heads, channels), (groups, columns) = x.shape, B.shape[2:]
     N, kind = read_slots.shape[0], token_type(x, B, C)
-    tile = state_tile(N * heads, channels, kind, tile)
     snap, snap_inside = snapshot_arguments(positions, snapshots, columns_first=False)
+    tile = state_tile(N * heads, channels, kind, snap[0] is not None, tile)
     pool_n, head, column, channel = slot_strides(pool, columns_first=False)
     snap_head, snap_column, snap_channel = snap_inside
     programs = (N + 1) * heads * ceil_div(channels, tile.values)

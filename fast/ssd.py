@@ -42,10 +42,10 @@ def ssd_prefill(
 ) -> Tensor:  # fmt: skip
     """The Mamba2 recurrence on a pack whose rows resume from, and store to, slots (SLOT-2, SLOT-3, SLOT-8).
 
-    x, z `[1, T, H, P]`, dt `[1, T, H]`, A, dt_bias `[H]`, B, C `[1, T, G, R]`, D `[H]` or `[H, P]`, cu_seqlens `[N+1]`,
-    state_pool `[slots, H, P, R]`, read_slots and write_slots `[N]`; snapshot_states `[X, H, P, R]` receive the states at
-    snapshot_positions `[X]` (SNAP-3). Matrix products have operands of the type that x, B and C share, else float32.
-    Returns y `[1, T, H, P]`. Raises PackingError, ShapeError, DtypeError, SlotError, UnsupportedError.
+    x, z `[1, T, H, P]`, dt `[1, T, H]`, A, dt_bias `[H]`, B, C `[1, T, G, R]`, D `[H]` or `[H, P]`, cu_seqlens
+    `[N+1]`, state_pool `[slots, H, P, R]`, read_slots and write_slots `[N]`; snapshot_states `[X, H, P, R]` receive the
+    states at snapshot_positions `[X]` (SNAP-3). Matrix products have operands of the type that x, B and C share, else
+    float32. Returns y `[1, T, H, P]`. Raises PackingError, ShapeError, DtypeError, SlotError, UnsupportedError.
     """
     run = _prefill_op if is_traced(x) else _prefill
     return run(x, dt, A, B, C, D, z, dt_bias, cu_seqlens, state_pool, read_slots, write_slots, snapshot_positions,

@@ -52,6 +52,8 @@ Vector = dict[str, Any]
 NUMERIC_AGREEMENT = 2.0**-46
 FEW = 16
 """Below this many vectors a pool of processes costs more than it saves."""
+WIDEST_OPERAND = 24
+"""A carried value that needs more bits is rounded wherever it is kept, so that no operand could hold it."""
 LEAST_KILL = 4.0
 """The score that a fault must have in every operand class of a numeric vector that lists it."""
 
@@ -219,12 +221,16 @@ def _bits(story: Story, outputs: Mapping[str, Array], exact: Mapping[str, Array]
     pools = in_place(story.op, story.tensors)
     inputs = [n for n, a in story.tensors.items() if a.dtype.kind not in "iu" and n not in pools]
     results = [n for n in outputs if n not in pools]
+    # What is carried is an operand too: a kernel multiplies with states, windows and cotangents as with tokens.
+    carried = [n for n in outputs if n in pools or n.startswith(("final_", "grad."))]
     most = {
         "operand": [story.tensors[n] for n in inputs], "carry": [exact[n] for n in [*pools, *results]],
         "pool": [outputs[n] for n in pools], "out": [outputs[n] for n in results],
     }  # fmt: skip
-    return {place: max((significant_bits(a) for a in arrays if a.dtype.kind not in "iu"), default=0)
+    bits = {place: max((significant_bits(a) for a in arrays if a.dtype.kind not in "iu"), default=0)
             for place, arrays in most.items()}  # fmt: skip
+    read = [significant_bits(exact[n]) for n in carried if exact[n].dtype.kind not in "iu"]
+    return {**bits, "operand": max([bits["operand"], *(b for b in read if b <= WIDEST_OPERAND)])}
 
 
 def _written(story: Story, name: str) -> list[int]:

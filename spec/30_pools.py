@@ -429,8 +429,8 @@ assert numbers(pool) == [[6, 7, 8, 1], [6, 7, 8, 1]]
 # strides-ignored.
 #
 # Why. Engines cut pools out of pages that hold other things in between. Those things are written over, and the pool is
-# not. In which order a sum is taken may depend on strides: how wide memory can be read decides which lane holds what. So
-# the vectors of this clause compare bits on numbers that add up exactly.
+# not. In which order a sum is taken may depend on strides: how wide memory can be read decides which lane holds what.
+# So the vectors of this clause compare bits on numbers that add up exactly.
 
 # %%
 memory = windows([5, 6, 7, 8], [1, 1, 1, 1], [0, 0, 0, 0])

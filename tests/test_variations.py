@@ -14,13 +14,11 @@ from statescan.conformance.cases import Missing
 from statescan.conformance.variations import (
     AXES,
     COUNTS,
-    KNOWN,
     UNLAWFUL,
     applicable,
     build,
     class_of,
     drawn,
-    known,
     pairs,
     sample,
     try_one,
@@ -101,16 +99,6 @@ def test_a_close_neighbour_that_is_wrong_is_not_let_pass(why: str) -> None:
     telling = [v for v in applicable(wrong, VECTORS) if v["class"] == "numeric" or "nan" in v["id"]]
     verdicts = [try_one(wrong.adapter(), vector, VECTORS) for vector in telling]
     assert any(not isinstance(verdict, Missing) and not verdict.passed for verdict in verdicts)
-
-
-@pytest.mark.parametrize("identity", KNOWN)
-def test_a_vector_that_is_known_to_ask_too_much_still_does(identity: str) -> None:
-    """Once it is mended it leaves the list."""
-    vector, entry = VECTORS[identity], KNOWN[identity]
-    tried = [v for v in variations() if vector in applicable(v, VECTORS) and known(v, vector)]
-    assert tried, entry.why
-    verdicts = (try_one(v.adapter(), vector, VECTORS) for v in tried)
-    assert any(not isinstance(verdict, Missing) and not verdict.passed for verdict in verdicts), entry.why
 
 
 def test_the_command_writes_its_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

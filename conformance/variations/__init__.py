@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.lib.stride_tricks import as_strided
 
@@ -147,42 +147,6 @@ UNLAWFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "decays as quotients": ("delta", {"chunk": 32, "scan": "quotients"}),
 }
 """Close neighbours that look as right and are not: the suite must not be silent about any of them."""
-
-
-class Known(NamedTuple):
-    """A vector that asks more of an operand class than the formula does, and has to be mended."""
-
-    operand: str
-    why: str
-
-
-_NINE_BITS = ("a state, window or product of nine bits or more is a matrix operand too, and `bits.operand` counts the "
-              "inputs alone: the vector is sent to kernels with bfloat16 operands, who read 257 as 256")  # fmt: skip
-_RANGE = ("the score takes float16 operands for eleven bits without a least number, and here dt x, or a decayed key "
-          "or B, lies near or below 2^-24, where float16 ends: the class has to be taken off the vector")  # fmt: skip
-KNOWN: dict[str, Known] = {
-    **{name: Known("bf16", _NINE_BITS) for name in (
-        "conv-prefill-window-keeps-bits-that-weights-lack", "conv-update-window-keeps-bits-that-weights-lack",
-        "ssd-carry-needs-nine-bits", "ssd-final-state-rounds-once", "ssd-prefill-rounds-once-into-a-narrow-pool",
-        "ssd-update-rounds-once-into-a-narrow-pool", "ssd-gradient-at-the-edge-is-finite",
-        "gdn-carry-needs-nine-bits", "gdp-carry-needs-nine-bits", "kda-carry-needs-nine-bits",
-        "gdn-final-state-rounds-once", "gdp-final-state-rounds-once", "kda-final-state-rounds-once",
-        "gdn-prefill-rounds-once-into-a-narrow-pool", "gdp-prefill-rounds-once-into-a-narrow-pool",
-        "kda-prefill-rounds-once-into-a-narrow-pool", "gdn-update-rounds-once-into-a-narrow-pool",
-        "kda-update-rounds-once-into-a-narrow-pool",
-    )},
-    **{name: Known("f16", _RANGE) for name in (
-        "ssd-gated-skip-of-a-pack", "ssd-prefill-of-a-batch", "ssd-slow-and-fast-heads",
-        "ssd-strong-decay-stays-finite", "gdn-slow-and-fast-heads",
-    )},
-}  # fmt: skip
-"""False alarms: counted by themselves, and only for the operand class named. A mended vector leaves the list."""
-
-
-def known(variation: Variation, vector: Vector) -> bool:
-    """Whether an alarm of this variation on this vector is one of those."""
-    entry = KNOWN.get(vector["id"])
-    return entry is not None and entry.operand == variation.operand
 
 
 # ---------------------------------------------------------------------------------------------------------------------

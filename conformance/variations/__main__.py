@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from statescan.conformance.cases import Missing, Vector
-from statescan.conformance.variations import Variation, applicable, known, sample, try_one, variations
+from statescan.conformance.variations import Variation, applicable, sample, try_one, variations
 from statescan.goldens.store import load_vectors, manifest
 
 
@@ -37,9 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{alarm['vector']}: {alarm['status']} {alarm['message']}\n  {alarm['variation']}")
     print(f"{len(report['alarms'])} alarms in {report['runs']} runs of {report['variations']} variations, "
           f"{report['not_applicable']} not applicable, {report['seconds']:g} s")  # fmt: skip
-    if report["known_alarms"]:
-        print(f"and {sum(report['known_alarms'].values())} on vectors that are known to ask too much: "
-              f"{', '.join(report['known_alarms'])}")  # fmt: skip
     for operand, largest in report["largest_scores"].items():
         print(f"largest score, {operand} operands and float32 outputs: {largest['score']:g} ({largest['vector']})")
     return 1 if report["alarms"] else 0
@@ -51,7 +48,7 @@ def count(
     """Runs, alarms with their places, and the largest score of each operand class where outputs are float32."""
     started, classes, alarms = time.monotonic(), Counter[str](), []
     largest: dict[str, dict[str, Any]] = {}
-    met, excused = Counter[str](), Counter[str]()
+    met = Counter[str]()
     absent = done = 0
     for done, (variation, vectors) in enumerate(work, 1):
         adapter = variation.adapter()
@@ -62,9 +59,6 @@ def count(
                 continue
             classes[vector["class"]] += 1
             met[vector["id"]] += 1
-            if not verdict.passed and known(variation, vector):
-                excused[vector["id"]] += 1
-                continue
             if not verdict.passed:
                 alarms.append({"variation": variation.name, "vector": vector["id"], "status": verdict.status,
                                "message": verdict.message})  # fmt: skip
@@ -77,7 +71,7 @@ def count(
         "variations": done, "vectors": len(met), "runs": sum(classes.values()), "runs_by_class": dict(classes),
         "not_applicable": absent, "least_runs_of_a_vector": min(met.values(), default=0),
         "largest_scores": dict(sorted(largest.items())), "seconds": round(time.monotonic() - started, 1),
-        "known_alarms": dict(sorted(excused.items())), "alarms": alarms,
+        "alarms": alarms,
     }  # fmt: skip
 
 

@@ -68,8 +68,8 @@ def rows() -> list[Prefill]:
     gdn, gdp, kda = "gated_delta_rule", "gated_delta_product", "kimi_delta_attention"
     mamba: dict[str, Any] = {"heads": 8, "value_heads": 128, "values": 64}
     table = []
-    for lengths, limits in ((MIXED, ("150 us", "355 us", "426 us", "596 us", "329 us")), ((8192,), ("240 us", *[""] * 4)),
-                            (MIXED * 4, ("",) * 5)):  # fmt: skip
+    mixed, single = ("150 us", "355 us", "426 us", "596 us", "329 us"), ("240 us", "", "", "", "")
+    for lengths, limits in ((MIXED, mixed), ((8192,), single), (MIXED * 4, ("",) * 5)):
         table += [Prefill(gdn, lengths, limits[0]), Prefill(kda, lengths, limits[1], heads=32),
                   Prefill(gdp, lengths, limits[2], copies=2, heads=32),
                   Prefill(gdp, lengths, limits[3], copies=3, heads=32),
@@ -194,8 +194,9 @@ def _mamba_ssm(ready: Prepared) -> Launches:
     def launch(i: int) -> Any:
         t, s = ready.tokens[i], ready.shared
         with torch.no_grad():
-            return run(t["x"], t["dt"], s["A"], t["B"], t["C"], chunk_size=128, D=s["D"], z=t["z"], dt_bias=s["dt_bias"],
-                       seq_idx=ids, cu_seqlens=ready.cu_seqlens, dt_softplus=True, return_varlen_states=True)  # fmt: skip
+            return run(t["x"], t["dt"], s["A"], t["B"], t["C"], chunk_size=128, D=s["D"], z=t["z"],
+                       dt_bias=s["dt_bias"], seq_idx=ids, cu_seqlens=ready.cu_seqlens, dt_softplus=True,
+                       return_varlen_states=True)  # fmt: skip
 
     return [lambda i=i: launch(i) for i in range(len(ready.slots))]  # type: ignore[misc]
 

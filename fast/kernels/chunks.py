@@ -15,6 +15,7 @@ import triton.language as tl
 
 from statescan.fast.kernels.common import rn, widen
 
+
 @triton.jit
 def place_of(start, n, CT: tl.constexpr):
     """Place of the first chunk of row n, which begins at token `start`."""

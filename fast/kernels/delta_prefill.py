@@ -33,7 +33,8 @@ from statescan.fast.kernels.delta_chunk import BL
 @triton.jit
 def state_after(
     S, u, count, k, k_t, k_k, factors, sums, kk,
-    K: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, PER_CHANNEL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, PER_CHANNEL: tl.constexpr, OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state after `count` tokens of a chunk, from the state it begins with and u of its rows."""
     r = tl.arange(0, BL)
@@ -61,8 +62,8 @@ def delta_prefill_kernel(
     POOL_H: tl.constexpr, POOL_K: tl.constexpr, POOL_V: tl.constexpr,
     SNAP_H: tl.constexpr, SNAP_K: tl.constexpr, SNAP_V: tl.constexpr,
     HV: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, CT: tl.constexpr,
-    BQ: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PER_CHANNEL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PER_CHANNEL: tl.constexpr, OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Programs: value tiles, then heads, then rows; the last row's number is N: what lies past the last offset.
 

@@ -3,7 +3,8 @@
 One program holds `[R, BP]` of one head of one row in float32. A chunk of 64 tokens, G the sum of dt A from its first
 token on:
 
-    y = (C B^T, each pair decayed by e^(G_t - G_s) dt_s, s <= t) x + e^G C S;   S <- e^G_end S + B^T (e^(G_end - G) dt x)
+    y = (C B^T, each pair decayed by e^(G_t - G_s) dt_s, s <= t) x + e^G C S
+    S <- e^G_end S + B^T (e^(G_end - G) dt x)
 
 The state at any token inside a chunk follows in the same way: that is a snapshot. Derivation: spec, chapter 60.
 """
