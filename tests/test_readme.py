@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -46,3 +47,17 @@ def test_the_quoted_failure_is_what_the_suite_says():
     with Client(python_command("statescan.conformance.adapters.fla:adapter")) as client:
         (row,) = results(client, [corpus[vector]], corpus, None)
     assert (row["status"], row["clause"], row["message"]) == (status, clause, message)
+
+
+def test_measured_numbers_are_those_of_the_result_files():
+    found = {}
+    for path in (ROOT / "fast" / "bench" / "results").glob("2026-12-01-h200-*.json"):
+        for row in json.loads(path.read_text("utf-8"))["rows"]:
+            if "row" in row:
+                best = min(row["peers"].items(), key=lambda item: item[1], default=None)
+                peer = "" if best is None else f"{best[0]}: {best[1]:.1f}"
+                found[row["row"]] = (f"{row['us']:.1f}", f"{row['ratio']:.2f} {row['yardstick'].split()[0]}", peer)
+    quoted = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+ \w+) \| ([^|]*) \|$", README, re.MULTILINE)
+    assert quoted
+    for name, *numbers in quoted:
+        assert tuple(n.strip() for n in numbers) == found[name], name

@@ -1,0 +1,41 @@
+"""The golden vectors on the fast path, interpreted: every operation on a slot pool, with tokens in bfloat16.
+
+`statescan run --impl fast` runs all of them in every type; this is the part that fits beside the other tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from statescan.conformance.adapters.fast import adapter
+from statescan.conformance.cases import Missing, execute, prepare
+from statescan.conformance.invoke import invoke
+from statescan.fast.bench.check_gpu import narrowed
+from statescan.goldens.store import load_vectors
+from statescan.spec.contract import OPERATIONS
+
+VECTORS = load_vectors()
+POOLED = [name for name in OPERATIONS if name.endswith(("_prefill", "_update")) or name == "commit_accepted"]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="statescan.fast.bench.check_gpu runs them all on a GPU"),
+]
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_vectors_pass(name: str) -> None:
+    claims = [narrowed(claim, dtype, "VK" if "delta" in name and dtype == "f32" else "KV")
+              for dtype in ("f32", "bf16") for claim in adapter.capabilities if claim["op"] == name]  # fmt: skip
+    offered = [claim for claim in claims if claim is not None]
+    passed = 0
+    for vector in VECTORS.values():
+        if vector["op"] != name:
+            continue
+        case = prepare(vector, VECTORS, offered[::-1])
+        if isinstance(case, Missing):
+            continue
+        verdict = execute(case, lambda call, _: invoke(adapter, call))
+        assert verdict.passed, f"{vector['id']}: {verdict.message}"
+        passed += 1
+    assert passed >= (1 if name == "commit_accepted" else 20), passed
