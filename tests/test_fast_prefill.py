@@ -1,7 +1,7 @@
 """Prefill on slot pools against float64, interpreted: chunk edges, every kind of row, snapshots, types and layouts.
 
-These rows are longer than a chunk; vectors run in `test_fast_vectors`. On a GPU `fast.bench.check_prefill` asks the same
-at real sizes.
+These rows are longer than a chunk; vectors run in `test_fast_vectors`. On a GPU `fast.bench.check_prefill` asks the
+same at real sizes.
 """
 
 from __future__ import annotations
