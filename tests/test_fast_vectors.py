@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from statescan.conformance.adapters.fast import adapter
+from statescan.conformance.adapters.fast import CHUNK, adapter
 from statescan.conformance.cases import Missing, execute, prepare
-from statescan.conformance.invoke import invoke
-from statescan.fast.bench.check_gpu import narrowed
+from statescan.fast.bench.check_gpu import narrowed, run_copied
 from statescan.goldens.store import load_vectors
 from statescan.spec.contract import OPERATIONS
 
@@ -35,7 +36,25 @@ def test_vectors_pass(name: str) -> None:
         case = prepare(vector, VECTORS, offered[::-1])
         if isinstance(case, Missing):
             continue
-        verdict = execute(case, lambda call, _: invoke(adapter, call))
+        verdict = execute(case, partial(run_copied, adapter))
         assert verdict.passed, f"{vector['id']}: {verdict.message}"
         passed += 1
     assert passed >= (1 if name == "commit_accepted" else 20), passed
+
+
+@pytest.mark.parametrize("name", ["gated_delta_product_prefill", "ssd_prefill"])
+def test_stories_stretched_to_the_edges_of_chunks(name: str) -> None:
+    """Tokens first in their chunks, last in them, and several to a chunk: bfloat16 operands, exact states between."""
+    claims = [{**claim, "limits": {"chunk": CHUNK}} for c in adapter.capabilities
+              if c["op"] == name and (claim := narrowed(c, "bf16", "KV")) is not None]  # fmt: skip
+    passed = 0
+    for vector in VECTORS.values():
+        if vector["op"] != name or "stretch" not in vector.get("lifts", []):
+            continue
+        case = prepare(vector, VECTORS, claims)
+        if isinstance(case, Missing):
+            continue
+        verdict = execute(case, partial(run_copied, adapter))
+        assert verdict.passed, f"{vector['id']}: {verdict.message}"
+        passed += 1
+    assert passed >= 5, passed
