@@ -45,6 +45,39 @@ def test_other_types_and_layouts(name: str, copies: int) -> None:
 
 
 @every_sibling
+def test_packs_with_nothing_in_them(name: str, copies: int) -> None:
+    sizes = {"keys": 5, "values": 3, "heads": 1, "value_heads": 2}
+    for lengths, tail, marks in (((), 5, False), ((0, 0, 0, 0, 0), 3, True)):
+        check_pack(make(name, copies, lengths=lengths, tail=tail, marks=marks, **sizes))
+    for lengths in ((), (0, 0, 0)):
+        call = make(name, copies, lengths=lengths, tail=0, marks=False, **sizes)
+        before = call.pool.clone()
+        assert call.run().shape == (1, 0, 2, 3)
+        if not lengths:
+            check_conv.same(call.pool, before, "pool")
+
+
+@every_sibling
+def test_views_and_rows_that_store_nothing(name: str, copies: int) -> None:
+    """Tokens that are slices of wider rows, a pool cut out of pages, offsets with a stride; then scores alone."""
+    sizes = {"keys": 5, "values": 3, "heads": 1, "value_heads": 2}
+    call = make(name, copies, lengths=(3, 66, 2), plain=True, marks=False, **sizes)
+    slots, heads, third, last = call.pool.shape
+    page = torch.full((2 * slots, heads, third + 1, last + 2), 7.0, device=DEVICE)
+    pool = page[::2, :, :-1, :-2]
+    pool.copy_(call.pool)
+    tokens = {key: t if t.ndim < 3 else check_decode._sliced(t, 3) for key, t in call.tokens.items()}
+    offsets = torch.stack([call.rows["cu_seqlens"]] * 2, 1)[:, 0]
+    rows = {**call.rows, "cu_seqlens": offsets}
+    check_pack(check_prefill.replace(call, tokens=tokens, pool=pool, rows=rows))
+    pool.fill_(7.0)
+    assert bool((page == 7.0).all())
+    scores = make(name, copies, lengths=(3, 70), plain=True, **sizes)
+    nowhere = torch.full_like(scores.rows["write_slots"], -1)
+    check_pack(check_prefill.replace(scores, rows={**scores.rows, "write_slots": nowhere}))
+
+
+@every_sibling
 def test_a_cut_on_the_grid_changes_no_bit(name: str, copies: int) -> None:
     sizes = {"keys": 16, "values": 16, "heads": 1, "value_heads": 2}
     call = make(name, copies, lengths=(150,), tail=0, marks=False, plain=True, **sizes)
