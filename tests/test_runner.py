@@ -179,3 +179,11 @@ def test_selection_by_clause_family_profile_and_pattern():
     assert "seq-idx-of-the-seed" in picked("full", "PACK")
     assert picked("full", "conv-update-one-[rt]*") == {"conv-update-one-row", "conv-update-one-token"}
     assert all(CORPUS[key]["profile"] == "Speculative" for key in picked("Speculative"))
+
+
+def test_the_quick_profile_has_a_limit_and_our_own_have_a_wider_one():
+    ours, peer = (Target(name, ("true",)) for name in ("fast", "fla"))
+    quick, full = Selection(), Selection("full")
+    assert (runner.limit_of(ours, quick, None), runner.limit_of(peer, quick, None)) == (120.0, 60.0)
+    assert runner.limit_of(peer, full, None) is None
+    assert runner.limit_of(ours, full, 7.0) == 7.0
