@@ -139,8 +139,23 @@ def _result_shape(
         return tensors["cu_seqlens_q_padded" if "cu_seqlens_q_padded" in tensors else "cu_seqlens_q"].shape
     if "..." in result.shape:
         return tensors[first].shape
-    sizes = {**axes, "batch": axes.get("batch", 1), "1": 1}
+    sizes = {**axes, "batch": axes.get("batch", 1), "1": 1, **_padded_sizes(tensors, args)}
     return tuple(sizes[size] if size in sizes else int(size) for size in result.shape)
+
+
+def _padded_sizes(tensors: Mapping[str, Array], args: Mapping[str, Any]) -> Axes:
+    """Sizes of the arrays that are padded for a graph: requests, tokens, chunks of both streams, snapshots."""
+    if "padded_requests" not in args:
+        return {}
+    requests, tokens, copies = args["padded_requests"], args.get("padded_tokens", 0), args.get("num_householder") or 1
+    chunk, given = args.get("chunk_size", 1), args.get("snapshot_capacity")
+    most = tokens // chunk + requests
+    return {
+        "padded_requests": requests, "padded_requests+1": requests + 1, "padded_tokens": tokens, "max_chunks": most,
+        "max_chunks+1": most + 1, "max_chunks_dp": tokens * copies // chunk + requests,
+        "snapshot_capacity": tensors["snapshot_rows"].size if given is None and "snapshot_rows" in tensors
+        else given or 0,
+    }  # fmt: skip
 
 
 def offsets_of(tensors: Mapping[str, Array], tokens: int) -> list[int]:

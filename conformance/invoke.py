@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -88,7 +89,16 @@ def _arguments(call: Call, tensors: Mapping[str, Any]) -> dict[str, Any]:
     params = settings.pop("params", {})
     if any(argument.name == "packed_seq_params" for argument in op.arguments):
         given["packed_seq_params"] = PackedSeqParams(**fields, **params)
+    if "layers" in settings:
+        settings["layers"] = [_thing(layer) for layer in settings["layers"]]
     return {**given, **settings}
+
+
+def _thing(described: Any) -> Any:
+    """An object with the attributes that a JSON object describes; anything else as it is."""
+    if isinstance(described, Mapping):
+        return SimpleNamespace(**{name: _thing(value) for name, value in described.items()})
+    return described
 
 
 def _with_lists(tensors: Mapping[str, Any]) -> dict[str, Any]:

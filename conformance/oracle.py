@@ -24,7 +24,7 @@ from statescan.spec.contract import OPERATIONS
 Outputs = dict[str, Array]
 
 _SECOND_MODULES = {"packed": "packed", "conv": "conv", "delta": "delta", "ssd": "ssd", "gates": "gates",
-                   "norms": "norms"}  # fmt: skip
+                   "norms": "norms", "host": "host"}  # fmt: skip
 _CHUNKED = ("delta", "ssd")
 _EXPONENTS: dict[str, str] = {
     "softplus_gate": "A_log", "kda_gate": "A_log", "gated_delta_rule": "g", "gated_delta_product": "g",

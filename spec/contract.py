@@ -414,6 +414,63 @@ def _serving_family() -> list[Operation]:
         ),
         Operation("ssm_chunking", "host", (Argument("layer_type_list", "object"), Argument("layers", "object")), (),
                   "The chunking all recurrent layers share, or None."),
+        Operation(
+            "decode_metadata", "host",
+            (_index("slots", "N", doc="slot of each decode request, in the order of the batch"),
+             Argument("padded_requests", "number")),
+            (Result("batch_indices_decode", ("padded_requests",), "i64"),),
+            "The index array of the decode partition, -1 behind the real requests (META-2).",
+        ),
+        Operation(
+            "prefill_metadata", "host",
+            (
+                _index("lengths", "N", doc="tokens of each prefill request in this step"),
+                _index("slots", "N", doc="slot of each prefill request"),
+                _index("snapshot_rows", "X", optional=True, doc="the request of each snapshot, ascending"),
+                _index("snapshot_offsets", "X", optional=True, doc="tokens of its piece before the snapshot"),
+                Argument("padded_requests", "number"), Argument("padded_tokens", "number"),
+                Argument("chunk_size", "number"), Argument("decode_tokens", "number", optional=True),
+                Argument("snapshot_capacity", "number", optional=True), Argument("d_conv", "number", optional=True),
+                Argument("num_householder", "number", optional=True),
+            ),
+            tuple(Result(name, shape, like) for name, shape, like in _PREFILL_ARRAYS),
+            "Every array that prefill hooks read from the context, padded (META).",
+        ),
+    ]  # fmt: skip
+
+
+_PREFILL_ARRAYS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("cu_seqlens", ("padded_requests+1",), "i32"), ("batch_indices_prefill", ("padded_requests",), "i32"),
+    ("seq_idx", ("1", "padded_tokens"), "i32"), ("cu_chunk_seqlens", ("max_chunks+1",), "i32"),
+    ("last_chunk_indices", ("padded_requests",), "i32"), ("seq_idx_for_varlen", ("max_chunks",), "i32"),
+    ("conv_seq_idx", ("padded_tokens",), "i32"), ("conv_seq_start", ("padded_tokens",), "i32"),
+    ("device_decode_prefill", ("2",), "i32"), ("intermediate_chunk_indices", ("snapshot_capacity",), "i64"),
+    ("intermediate_abs_positions", ("snapshot_capacity",), "i32"), ("intermediate_real_count", ("1",), "i32"),
+    ("chunk_indices", ("max_chunks", "2"), "i32"), ("chunk_indices_dp", ("max_chunks_dp", "2"), "i32"),
+    ("chunk_offsets", ("padded_requests+1",), "i32"),
+)
+"""Arrays of the prefill partition: name, shape in padded sizes, element type; the first twelve as upstream has them."""
+
+
+def _step_family() -> list[Operation]:
+    """What a mixer shows an engine; called through objects, so these rows name them and say what changes."""
+    rows = _float("zxBCdt", "N", "J", "D")
+    pools = (_float("conv_state", "slots", "C", "W", inout=True), _float("ssm_state", "slots", "...", inout=True))
+    context = Argument("context", "object")
+    return [
+        Operation(
+            "ssm_decode", "step",
+            (rows, *pools, _index("batch_indices", "N"),
+             _float("intermediate_conv_state", "slots", "J", "C", "W", group="conv_state", optional=True, inout=True),
+             _float("intermediate_ssm_state", "slots", "J", "...", group="ssm_state", optional=True, inout=True)),
+            (Result("y", ("N", "J", "D"), "zxBCdt"),), "Hook: J tokens of every decode request.", token_axis="J",
+        ),
+        Operation("ssm_prefill", "step", (_float("zxBCdt", "T", "1", "D"), *pools, context),
+                  (Result("y", ("T", "1", "D"), "zxBCdt"),), "Hook: the pieces of all prefill requests in one call."),
+        Operation("ssm_dynamic_inference", "step", (_float("hidden_states", "T", "1", "D"), context),
+                  (Result("out", ("T", "1", "D"), "hidden_states"),), "A layer's step: both hooks, and the merge."),
+        Operation("engine.run", "step", (Argument("program", "object"),), (),
+                  "What an engine does between steps: admit, restore, roll back, commit, pause, evict, free."),
     ]  # fmt: skip
 
 
@@ -424,7 +481,7 @@ OPERATIONS: dict[str, Operation] = {
         *_delta_family("gated_delta_rule", per_channel=False, copies=False),
         *_delta_family("gated_delta_product", per_channel=False, copies=True),
         *_delta_family("kimi_delta_attention", per_channel=True, copies=False),
-        *_ssd_family(), *_serving_family(),
+        *_ssd_family(), *_serving_family(), *_step_family(),
     ]
 }  # fmt: skip
 """Every operation by name. All take a further keyword `check=None` (section "Checks" of the guide)."""

@@ -17,7 +17,8 @@ from statescan.goldens.store import load_vectors
 from statescan.spec.contract import OPERATIONS
 
 VECTORS = load_vectors()
-POOLED = [name for name in OPERATIONS if name.endswith(("_prefill", "_update")) or name == "commit_accepted"]
+ENDINGS = ("_prefill", "_update", "commit_accepted")
+POOLED = [name for name, op in OPERATIONS.items() if op.family != "step" and name.endswith(ENDINGS)]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="statescan.fast.bench.check_gpu runs them all on a GPU"),

@@ -13,6 +13,7 @@ adapter = Adapter("reference", __version__, source="statescan.reference")
 
 _MODULES = {"packed": "packed", "versions": "packed", "conv": "conv", "gates": "gates", "norms": "norms",
             "delta": "delta", "ssd": "ssd"}  # fmt: skip
+_HOST = {"ssm_chunking": "stack", "prefill_metadata": "metadata", "decode_metadata": "metadata"}
 _GRADIENTS = {**_MODULES, "delta": "delta_grad", "ssd": "ssd_grad"}
 
 
@@ -22,6 +23,8 @@ def _register() -> None:
             adapter.op(op.name, operand="f64", state_layout=("KV", "VK"))(_found(_MODULES[op.family], op.name))
             if op.differentiable:
                 adapter.grad(op.name)(_gradient(_found(_GRADIENTS[op.family], f"{op.name}_grad")))
+        elif op.name in _HOST:
+            adapter.op(op.name, operand="f64")(_found(f"host.{_HOST[op.name]}", op.name))
 
 
 def _found(module: str, name: str) -> Any:
