@@ -55,7 +55,7 @@ def _after(call: Call) -> dict[str, Array]:
 
 def _run(adapter: Adapter, function: Any, call: Call) -> tuple[dict[str, Array], Any]:
     op = OPERATIONS[call.op]
-    to, back = (_to_torch, _from_torch) if adapter.arrays == "torch" else (_same, _same)
+    to, back = (to_torch, from_torch) if adapter.arrays == "torch" else (_same, _same)
     tensors = {name: to(array, adapter.device) for name, array in call.tensors.items()}
     given = _arguments(call, tensors)
     if call.grad is not None and adapter.arrays == "torch":
@@ -120,15 +120,15 @@ def _torch_grad(function: Any, call: Call, given: dict[str, Any], device: str) -
     wanted = [name for name in call.grad.cotangents if results[name].requires_grad]
     gradients = torch.autograd.grad(
         [results[name] for name in wanted], list(leaves.values()),
-        [_to_torch(call.grad.cotangents[name], device).to(results[name].dtype) for name in wanted], allow_unused=True,
+        [to_torch(call.grad.cotangents[name], device).to(results[name].dtype) for name in wanted], allow_unused=True,
     )  # fmt: skip
     found = {
         name: torch.zeros_like(leaf) if gradient is None else gradient
         for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
     }
     return {
-        **{name: _from_torch(part.detach(), "cpu") for name, part in results.items()},
-        **{f"grad.{name}": _from_torch(part, "cpu") for name, part in found.items()},
+        **{name: from_torch(part.detach(), "cpu") for name, part in results.items()},
+        **{f"grad.{name}": from_torch(part, "cpu") for name, part in found.items()},
     }
 
 
@@ -136,7 +136,7 @@ def _same(array: Any, device: str) -> Any:
     return array
 
 
-def _to_torch(array: Array, device: str) -> Any:
+def to_torch(array: Array, device: str) -> Any:
     """A tensor over the same memory (a copy with the same strides on a device)."""
     import torch
 
@@ -150,7 +150,8 @@ def _to_torch(array: Array, device: str) -> Any:
     return moved.copy_(tensor)
 
 
-def _from_torch(tensor: Any, device: str) -> Array:
+def from_torch(tensor: Any, device: str) -> Array:
+    """A tensor as an array, over the same memory where it lies on a CPU."""
     import torch
 
     tensor = tensor.detach().cpu()

@@ -414,6 +414,10 @@ def _serving_family() -> list[Operation]:
         ),
         Operation("ssm_chunking", "host", (Argument("layer_type_list", "object"), Argument("layers", "object")), (),
                   "The chunking all recurrent layers share, or None."),
+        Operation("layer_map", "host", (Argument("layer_type_list", "object"),), (),
+                  "The slab of each layer: recurrent layers counted from 0, None for the others (LAYER-2)."),
+        Operation("run_slots", "host", (Argument("slots", "number"), Argument("events", "object")), (),
+                  "Allocations and releases of a slot pool in order: what was handed out, and what is free (LIFE-1)."),
         Operation(
             "decode_metadata", "host",
             (_index("slots", "N", doc="slot of each decode request, in the order of the batch"),

@@ -22,6 +22,7 @@ ARROWS = [
     ("goldens", ("spec.contract", "goldens")),
     ("conformance.mutants", ("spec.contract", "reference", "conformance.mutants")),
     ("conformance.oracle", ("spec.contract", "reference", "goldens", "conformance")),
+    ("conformance.replay_program", ("spec.contract", "reference", "goldens", "conformance")),
     ("conformance.adapters.reference", ("spec.contract", "reference", "conformance.adapter")),
     ("conformance.adapters.fast", ("spec.contract", "fast", "conformance.adapter", "conformance.adapters")),
     ("conformance.cli", ("spec.contract", "spec.clauses", "goldens", "conformance", "fast.bench")),

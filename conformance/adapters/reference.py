@@ -13,7 +13,8 @@ adapter = Adapter("reference", __version__, source="statescan.reference")
 
 _MODULES = {"packed": "packed", "versions": "packed", "conv": "conv", "gates": "gates", "norms": "norms",
             "delta": "delta", "ssd": "ssd"}  # fmt: skip
-_HOST = {"ssm_chunking": "stack", "prefill_metadata": "metadata", "decode_metadata": "metadata"}
+_HOST = {"ssm_chunking": "stack", "layer_map": "stack", "run_slots": "slots", "prefill_metadata": "metadata",
+         "decode_metadata": "metadata"}  # fmt: skip
 _GRADIENTS = {**_MODULES, "delta": "delta_grad", "ssd": "ssd_grad"}
 
 

@@ -7,7 +7,10 @@ Source of the order: https://github.com/NVIDIA/Megatron-LM (core/inference/conte
 
 from __future__ import annotations
 
-from statescan.spec.contract import CapacityError, SlotError
+from collections.abc import Sequence
+from typing import Any
+
+from statescan.spec.contract import CapacityError, SlotError, UnsupportedError
 
 
 class SlotPool:
@@ -73,3 +76,22 @@ class SlotPool:
     def reset(self) -> None:
         """Every slot free, as at the start."""
         self._free = list(range(self.slots))
+
+
+def run_slots(slots: int, events: Sequence[Sequence[Any]], *, check: bool | None = None) -> list[list[int]]:
+    """A pool's life in one call: the slots of each allocation in order, then what is free at the end (LIFE-1, LIFE-6).
+
+    Events are ("allocate", count) and ("release", slot). Raises as SlotPool, UnsupportedError for another word.
+
+    >>> run_slots(3, [("allocate", 2), ("release", 2)])
+    [[1, 2], [0, 2]]
+    """
+    pool, log = SlotPool(slots), []
+    for word, value in events:
+        if word not in ("allocate", "release"):
+            raise UnsupportedError(f"{word!r}: allocate or release (ERR-5)")
+        if word == "allocate":
+            log.append(pool.allocate_many(value))
+        else:
+            pool.release(value)
+    return [*log, list(pool.free)]

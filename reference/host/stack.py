@@ -64,7 +64,7 @@ def read_chunking(mixer: Any, index: int) -> SSMChunking:
     return SSMChunking(mixer.chunk_size, mixer.chunk_size if inference is None else inference, copies or 0)
 
 
-def layer_map(layer_type_list: Sequence[str]) -> list[int | None]:
+def layer_map(layer_type_list: Sequence[str], *, check: bool | None = None) -> list[int | None]:
     """The slab of each layer of a stage: recurrent layers counted from 0, None for the others (LAYER-2).
 
     Layer numbers of a mixer count from 1 within the stage: layer n finds `layer_map(...)[n - 1]`.
