@@ -24,12 +24,12 @@ from statescan.fast.checks import (
 from statescan.fast.kernels.commit import commit_kernel
 from statescan.fast.kernels.delta_update import delta_update_kernel
 from statescan.fast.launch import ceil_div, device_of, is_traced, power_of_2, register
+from statescan.fast.norms import L2NORM_EPS
 from statescan.fast.prefill import launch_delta
 from statescan.fast.relaunch import Key, key_of, remember, remembered
 from statescan.fast.tiling import Tile, reaches_far, slot_strides, state_tile
 from statescan.spec.contract import INDEX_TYPES, DtypeError, ShapeError, SlotError, UnsupportedError
 
-L2NORM_EPS = 1e-6
 MOST_AXES = 4
 """Axes of a slot that a commit can walk over, once those that lie in a row are joined."""
 

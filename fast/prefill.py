@@ -19,6 +19,7 @@ from statescan.fast.kernels.delta_chunk import BL, delta_chunk_kernel
 from statescan.fast.kernels.delta_prefill import delta_prefill_kernel
 from statescan.fast.kernels.ssd_prefill import ssd_prefill_kernel
 from statescan.fast.launch import ceil_div, device_of, power_of_2, strides
+from statescan.fast.norms import L2NORM_EPS
 from statescan.fast.tiling import slot_strides
 from statescan.spec.contract import UnsupportedError
 
@@ -31,7 +32,6 @@ PRODUCTS = {torch.bfloat16: (tl.bfloat16, "ieee"), torch.float16: (tl.float32, "
 """Operands and precision of matrix products by the type of the tokens. float16 has as many bits as TF32 and too small a
 range: decayed keys and discretised inputs would vanish in it. float32 is taken as the sum of two TF32 numbers and gives
 three products, on the matrix units and right to 22 bits."""
-L2NORM_EPS = 1e-6
 
 
 class Tile(NamedTuple):
@@ -48,15 +48,13 @@ def token_type(*tensors: Tensor) -> torch.dtype:
     return first if not others else torch.float32
 
 
-def state_tile(matrices: int, values: int, kind: torch.dtype, marked: bool, tile: Tile | None) -> Tile:
+def row_tile(matrices: int, values: int, kind: torch.dtype, marked: bool) -> Tile:
     """The tile for `matrices` states with `values` columns: narrow ones where few states would leave a device idle.
 
     A loop with snapshots in it, and one over float32 operands, is not pipelined. There Triton 3.6 makes matrix products
     of 32 columns and four warps that read outside shared memory (memcheck, on an H200), so such a loop has 64 columns
     and eight warps, or two warps, which use other instructions.
     """
-    if tile is not None:
-        return tile
     wide = power_of_2(values)
     if kind != torch.bfloat16:
         return Tile(max(LEAST, min(32, wide)), 2, 1)
@@ -93,7 +91,7 @@ def launch_delta(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], o: Tensor, cu_seqlens: Tensor, pool: Tensor,
     read_slots: Tensor, write_slots: Tensor | None, positions: Tensor | None, snapshots: Tensor | None,
     copies: int = 1, scale: float | None = None, use_qk_l2norm: bool = False, state_layout: str = "KV",
-    tile: Tile | None = None, chunk_warps: int | None = None,
+    tile: Tile | None = None, chunk_warps: int = 4,
 ) -> None:  # fmt: skip
     """Fill contiguous o `[1, T, HV, V]`, the pool and the snapshots of a checked call."""
     q, k, v, g, beta = inputs
@@ -103,7 +101,7 @@ def launch_delta(
     BQ, BK = max(LEAST, CT), max(LEAST, power_of_2(keys))
     places = T // CT + N if N else 0
     snap, snap_inside = snapshot_arguments(positions, snapshots, state_layout == "KV")
-    tile = state_tile(N * value_heads, values, kind, snap[0] is not None, tile)
+    tile = tile or row_tile(N * value_heads, values, kind, snap[0] is not None)
     pool_n, *inside = slot_strides(pool, state_layout == "KV")
     wide = torch.float64 if kind == torch.float32 else torch.float32
     operand = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
@@ -126,7 +124,7 @@ def launch_delta(
                 q, *q.stride()[1:], k, *k.stride()[1:], g, *g.stride()[1:3], g.stride(3) if per_channel else 0,
                 beta, *beta.stride()[1:], *slots, N.bit_length(), keys**-0.5 if scale is None else float(scale), *kept,
                 *sizes, copies, CT, BQ, BK, per_channel, use_qk_l2norm, L2NORM_EPS,
-                snap[0] is not None, *PRODUCTS[kind], num_warps=chunk_warps or 4,
+                snap[0] is not None, *PRODUCTS[kind], num_warps=chunk_warps,
             )  # fmt: skip
         programs = (N + 1) * value_heads * ceil_div(values, tile.values)
         if programs and T + N:
@@ -147,7 +145,7 @@ def launch_ssd(
     (_, T, heads, channels), (groups, columns) = x.shape, B.shape[2:]
     N, kind = read_slots.shape[0], token_type(x, B, C)
     snap, snap_inside = snapshot_arguments(positions, snapshots, columns_first=False)
-    tile = state_tile(N * heads, channels, kind, snap[0] is not None, tile)
+    tile = tile or row_tile(N * heads, channels, kind, snap[0] is not None)
     pool_n, head, column, channel = slot_strides(pool, columns_first=False)
     snap_head, snap_column, snap_channel = snap_inside
     programs = (N + 1) * heads * ceil_div(channels, tile.values)

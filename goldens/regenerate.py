@@ -291,12 +291,22 @@ def _bases(corpus: Mapping[str, Vector]) -> dict[str, Vector]:
 
 def run_model(case: Case, operations: Mapping[str, Callable[..., Any]]) -> Any:
     """Judge a model of ours on a case, in this process."""
+    return run_in_process(case, adapter_of(operations))
+
+
+def adapter_of(operations: Mapping[str, Callable[..., Any]], **claims: Any) -> Adapter:
+    """A model of ours, operations and gradients by name, as an adapter; `claims` as `Adapter.op` takes them."""
     adapter = Adapter("model")
     for name, function in operations.items():
         if name.endswith("_grad"):
             adapter.grad(name.removesuffix("_grad"))(function)
         else:
-            adapter.op(name, operand="f64")(function)
+            adapter.op(name, operand="f64", **claims)(function)
+    return adapter
+
+
+def run_in_process(case: Case, adapter: Adapter) -> Any:
+    """Judge an adapter on a case without a child; every call is on memory of its own, as it is there."""
     return execute(case, lambda call, name: invoke(adapter, oracle.isolated(call)))
 
 

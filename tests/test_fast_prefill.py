@@ -66,7 +66,7 @@ def test_views_and_rows_that_store_nothing(name: str, copies: int) -> None:
     page = torch.full((2 * slots, heads, third + 1, last + 2), 7.0, device=DEVICE)
     pool = page[::2, :, :-1, :-2]
     pool.copy_(call.pool)
-    tokens = {key: t if t.ndim < 3 else check_decode._sliced(t, 3) for key, t in call.tokens.items()}
+    tokens = {key: t if t.ndim < 3 else check_decode.sliced(t, 3) for key, t in call.tokens.items()}
     offsets = torch.stack([call.rows["cu_seqlens"]] * 2, 1)[:, 0]
     rows = {**call.rows, "cu_seqlens": offsets}
     check_pack(check_prefill.replace(call, tokens=tokens, pool=pool, rows=rows))

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
 from statescan.conformance.adapters.fast import CHUNK, adapter
-from statescan.conformance.cases import Missing, execute, prepare
-from statescan.fast.bench.check_gpu import narrowed, run_copied
+from statescan.conformance.cases import Missing, prepare
+from statescan.fast.bench.check_gpu import narrowed
+from statescan.goldens.regenerate import run_in_process
 from statescan.goldens.store import load_vectors
 from statescan.spec.contract import OPERATIONS
 
@@ -37,7 +36,7 @@ def test_vectors_pass(name: str) -> None:
         case = prepare(vector, VECTORS, offered[::-1])
         if isinstance(case, Missing):
             continue
-        verdict = execute(case, partial(run_copied, adapter))
+        verdict = run_in_process(case, adapter)
         assert verdict.passed, f"{vector['id']}: {verdict.message}"
         passed += 1
     assert passed >= (1 if name == "commit_accepted" else 20), passed
@@ -55,7 +54,7 @@ def test_stories_stretched_to_the_edges_of_chunks(name: str) -> None:
         case = prepare(vector, VECTORS, claims)
         if isinstance(case, Missing):
             continue
-        verdict = execute(case, partial(run_copied, adapter))
+        verdict = run_in_process(case, adapter)
         assert verdict.passed, f"{vector['id']}: {verdict.message}"
         passed += 1
     assert passed >= 5, passed

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-from statescan.conformance import oracle
 from statescan.conformance.adapter import Adapter
-from statescan.conformance.calls import Call
-from statescan.conformance.cases import Missing, execute, prepare
-from statescan.conformance.invoke import invoke
+from statescan.conformance.cases import Missing, prepare
 from statescan.conformance.mutants import delta, ssd
+from statescan.goldens.regenerate import adapter_of, run_in_process
 from statescan.goldens.store import load_vectors
 
 VECTORS = load_vectors()
@@ -26,13 +22,7 @@ FALLING = [(part, fault) for part in (delta, ssd) for fault in part.CHUNKED_FAUL
 
 def model(part: ModuleType, fault: str | None, chunk: int) -> Adapter:
     """A chunked model that says how long its chunks are."""
-    adapter = Adapter("model")
-    for name, function in part.build_chunked(fault, chunk=chunk).items():
-        if name.endswith("_grad"):
-            adapter.grad(name.removesuffix("_grad"))(function)
-        else:
-            adapter.op(name, operand="f64", limits={"chunk": chunk}, state_layout=("KV", "VK"))(function)
-    return adapter
+    return adapter_of(part.build_chunked(fault, chunk=chunk), limits={"chunk": chunk}, state_layout=("KV", "VK"))
 
 
 def falls(adapter: Adapter, identity: str) -> bool | None:
@@ -40,12 +30,7 @@ def falls(adapter: Adapter, identity: str) -> bool | None:
     case = prepare(VECTORS[identity], VECTORS, adapter.capabilities)
     if isinstance(case, Missing):
         return None
-    verdict = execute(case, partial(_isolated, adapter))
-    return not verdict.passed
-
-
-def _isolated(adapter: Adapter, call: Call, _: str) -> Any:
-    return invoke(adapter, oracle.isolated(call))
+    return not run_in_process(case, adapter).passed
 
 
 def test_most_faults_are_told_without_a_tolerance() -> None:

@@ -127,6 +127,11 @@ def same(got: Tensor, want: Tensor, what: str) -> None:
         raise AssertionError(f"{what}: other bits at {(a != b).nonzero()[0].tolist()}, {int((a != b).sum())} elements")
 
 
+def count_compiled(*kernels: Any) -> int:
+    """How many variants of these kernels are compiled."""
+    return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+
 def check_pack(call: Pack) -> None:
     y_wanted, pool_wanted = expected(call)
     touched = call.write[call.write >= 0].long()
@@ -486,20 +491,18 @@ def compiled_once() -> None:
     """Other contents, lengths and numbers of rows compile nothing: what changes from batch to batch is no constant."""
     from statescan.fast.kernels.conv import conv_prefill_kernel, conv_update_kernel
 
-    def kernels() -> int:
-        both = (*conv_prefill_kernel.device_caches.values(), *conv_update_kernel.device_caches.values())
-        return sum(len(cache[0]) for cache in both)
-
     def serve(rows: int, tokens: int) -> None:
         call = packed([tokens] * rows, 64)
         call.run()
         causal_conv1d_update(call.x[0, :rows, None], call.weight, call.bias, call.pool, call.read, call.write)
 
+    kernels = (conv_prefill_kernel, conv_update_kernel)
     serve(33, 31)
-    before = kernels()
+    before = count_compiled(*kernels)
     for rows, tokens in ((34, 30), (48, 16), (64, 7), (100, 33)):
         serve(rows, tokens)
-    assert kernels() == before, f"{kernels() - before} more kernels for other batches"
+    more = count_compiled(*kernels) - before
+    assert more == 0, f"{more} more kernels for other batches"
 
 
 def traced() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from statescan.fast import delta, relaunch, ssd
-from statescan.fast.bench.check_conv import BF16, DEVICE, F16, F32, Check, close, normal, same
+from statescan.fast.bench.check_conv import BF16, DEVICE, F16, F32, Check, close, count_compiled, normal, same
 from statescan.fast.kernels.delta_update import delta_update_kernel
 from statescan.fast.kernels.ssd_update import ssd_update_kernel
 from statescan.spec.contract import ContractError, SlotError, UnsupportedError
@@ -128,7 +128,7 @@ def expected(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     for n, (slot, a) in enumerate(zip(read, accepted, strict=True)):
         if slot >= 0:
             state[n] = pool[slot] if entries is None or a < 0 else entries[slot, a]
-    step = _ssd_step(call) if call.name == "ssd" else _delta_step(call)
+    step = ssd_step(call) if call.name == "ssd" else delta_step(call)
     outputs = []
     state = state.mT if swapped else state
     for j in range(steps):
@@ -146,7 +146,7 @@ def expected(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     return torch.stack(outputs, 1), pool, entries
 
 
-def _delta_step(call: Call) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
+def delta_step(call: Call) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
     """One token of all rows, states `[N, HV, K, V]`."""
     q, k, v, g, beta = (call.tokens[key].double() for key in ("q", "k", "v", "g", "beta"))
     group, copies = v.shape[2] // q.shape[2], call.settings.get("num_householder", 1)
@@ -164,7 +164,7 @@ def _delta_step(call: Call) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
     return step
 
 
-def _ssd_step(call: Call) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
+def ssd_step(call: Call) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
     """One token of all rows, states `[N, H, P, R]`."""
     x, dt, A, B, C, D, z, bias = (call.tokens[key].double() for key in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias"))
     group = x.shape[2] // B.shape[2]
@@ -191,10 +191,16 @@ def check_call(call: Call) -> None:
         pairs.append(("entries", kept.flatten(0, 1), before.rows["intermediate_states"].flatten(0, 1),
                       entries.flatten(0, 1)))  # fmt: skip
     for what, now, then, want in pairs:
-        changed = torch.tensor([not torch.equal(a.double().nan_to_num(7), b.nan_to_num(7))
-                                for a, b in zip(then, want, strict=True)], device=DEVICE)  # fmt: skip
-        same(now[~changed], then[~changed], f"untouched {what}")
+        changed = check_untouched(what, now, then, want)
         close(now[changed], want[changed], what, LOOSE[now.dtype])
+
+
+def check_untouched(what: str, now: Tensor, then: Tensor, want: Tensor) -> Tensor:
+    """What ought to be as it was is so, bit for bit; a mask of the slots or entries that ought to be others."""
+    changed = torch.tensor([not torch.equal(a.double().nan_to_num(7), b.nan_to_num(7))
+                            for a, b in zip(then, want, strict=True)], device=DEVICE)  # fmt: skip
+    same(now[~changed], then[~changed], f"untouched {what}")
+    return changed
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -249,12 +255,12 @@ def views() -> None:
             page = torch.full(wide, 7.0, device=DEVICE, dtype=call.pool.dtype)
             pool = page[:, :, : call.pool.shape[2], : call.pool.shape[3]]
             pool.copy_(call.pool)
-            check_call(replace(call, pool=pool, tokens={key: _sliced(t, pitch) for key, t in call.tokens.items()}))
+            check_call(replace(call, pool=pool, tokens={key: sliced(t, pitch) for key, t in call.tokens.items()}))
             pool.fill_(7.0)
             assert bool((page == 7.0).all()), f"{name}: something was written between the rows of the pool"
 
 
-def _sliced(t: Tensor, pitch: int) -> Tensor:
+def sliced(t: Tensor, pitch: int) -> Tensor:
     """The same numbers as a slice of wider rows."""
     wide = torch.zeros(*t.shape[:-1], t.shape[-1] + 2 * pitch, device=DEVICE, dtype=t.dtype)
     view = wide[..., pitch : pitch + t.shape[-1]]
@@ -312,14 +318,18 @@ def graph_replay() -> None:
 
 def repeated() -> None:
     for name, copies in FEW:
-        call = make(name, copies, rows=20, value_heads=8)
-        first: list[Tensor] = []
-        for _ in range(100):
-            now = call.twin()
-            results = [now.run(), now.pool, now.rows["intermediate_states"]]
-            first = first or results
-            for got, want in zip(results, first, strict=True):
-                same(got, want, name)
+        check_repeated(make(name, copies, rows=20, value_heads=8), "intermediate_states")
+
+
+def check_repeated(call: Any, kept: str) -> None:
+    """A hundred runs of a call, of decode or of prefill: one result, bit for bit."""
+    first: list[Tensor] = []
+    for _ in range(100):
+        now = call.twin()
+        results = [now.run(), now.pool, now.rows[kept]]
+        first = first or results
+        for got, want in zip(results, first, strict=True):
+            same(got, want, call.name)
 
 
 def batch_mates() -> None:
@@ -459,31 +469,34 @@ def never_waits() -> None:
 def compiled_once() -> None:
     """Other contents and numbers of rows compile nothing, while they select one kind of tile."""
 
-    def kernels() -> int:
-        caches = (*delta_update_kernel.device_caches.values(), *ssd_update_kernel.device_caches.values())
-        return sum(len(cache[0]) for cache in caches)
-
+    kernels = (delta_update_kernel, ssd_update_kernel)
     for name, copies in FEW:
         make(name, copies, rows=16, keys=32, values=32).run()
-        before = kernels()
+        before = count_compiled(*kernels)
         for rows in (1, 7, 16, 33, 100):
             make(name, copies, rows=rows, keys=32, values=32, seed=rows).run()
-        assert kernels() == before, f"{name}: {kernels() - before} more kernels for other batches"
+        more = count_compiled(*kernels) - before
+        assert more == 0, f"{name}: {more} more kernels for other batches"
 
 
 def traced() -> None:
     """torch.compile sees one operation, and its results are those of the eager call."""
     for name, copies in FEW:
-        call = make(name, copies, keys=24, values=20, entries=False, counts=False)
-        first = "x" if name == "ssd" else "v"
+        check_traced(make(name, copies, keys=24, values=20, entries=False, counts=False))
 
-        def step(x: Tensor, pool: Tensor, call: Call = call, first: str = first) -> Tensor:
-            return replace(call, pool=pool, tokens={**call.tokens, first: x * 2}).run() + 1
 
-        pool, twin = call.pool.clone(), call.pool.clone()
-        run: Any = torch.compile(step, backend="aot_eager", fullgraph=True)
-        same(run(call.tokens[first], pool), step(call.tokens[first], twin), f"{name} o")
-        same(pool, twin, f"{name} pool")
+def check_traced(call: Any) -> None:
+    """A call of decode or of prefill between two operations of PyTorch, compiled and not: the same bits."""
+    first = "x" if call.name == "ssd" else "v"
+
+    def step(x: Tensor, pool: Tensor) -> Tensor:
+        out: Tensor = replace(call, pool=pool, tokens={**call.tokens, first: x * 2}).run()
+        return out + 1
+
+    pool, twin = call.pool.clone(), call.pool.clone()
+    run: Any = torch.compile(step, backend="aot_eager", fullgraph=True)
+    same(run(call.tokens[first], pool), step(call.tokens[first], twin), f"{call.name} o")
+    same(pool, twin, f"{call.name} pool")
 
 
 SMALL = (small, one_token, safety, commit)

@@ -17,7 +17,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,13 +24,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from statescan.conformance.adapter import Adapter
-from statescan.conformance.calls import Call, span
+from statescan.conformance.calls import Call
 from statescan.conformance.cases import Missing, execute, prepare
 from statescan.conformance.invoke import invoke
+from statescan.conformance.oracle import isolated
 from statescan.fast.bench.bench import environment
 from statescan.goldens.store import load_vectors
 
@@ -68,7 +67,7 @@ def run_suite(job: tuple[str, str, int, int]) -> Row:
             statuses["not_applicable"] += 1
             continue
         called = adapter if vector["class"] == "reject" else unchecked(adapter)
-        verdict = execute(case, partial(run_copied, called))
+        verdict = execute(case, partial(_run, called))
         statuses[verdict.status] += 1
         if not verdict.passed:
             failed[vector["id"]] = f"{verdict.status}: {verdict.message}"[:300]
@@ -100,16 +99,8 @@ def unchecked(adapter: Adapter) -> Adapter:
     return bare
 
 
-def run_copied(adapter: Adapter, call: Call, name: str) -> Any:
-    """One call on memory of its own: a story's lifts share their tensors, and pools are changed in place."""
-    copied = {key: _copy(array) for key, array in call.tensors.items()}
-    return invoke(adapter, replace(call, tensors=copied))
-
-
-def _copy(array: Any) -> Any:
-    """An array on memory of its own, with the same strides."""
-    whole = span(array).copy()
-    return np.lib.stride_tricks.as_strided(whole, array.shape, array.strides) if array.size else array.copy()
+def _run(adapter: Adapter, call: Call, name: str) -> Any:
+    return invoke(adapter, isolated(call))
 
 
 def suite(jobs: int) -> list[Row]:

@@ -15,8 +15,17 @@ import torch
 from torch import Tensor
 
 from statescan.fast import delta, ssd
-from statescan.fast.bench.check_conv import BF16, DEVICE, F16, F32, Check, close, normal, same
-from statescan.fast.bench.check_decode import FEW, SIBLINGS, Call, _delta_step, _ssd_step
+from statescan.fast.bench.check_conv import BF16, DEVICE, F16, F32, Check, close, count_compiled, normal, same
+from statescan.fast.bench.check_decode import (
+    FEW,
+    SIBLINGS,
+    Call,
+    check_repeated,
+    check_traced,
+    check_untouched,
+    delta_step,
+    ssd_step,
+)
 from statescan.fast.kernels.delta_chunk import delta_chunk_kernel
 from statescan.fast.kernels.delta_prefill import delta_prefill_kernel
 from statescan.fast.kernels.ssd_prefill import ssd_prefill_kernel
@@ -126,7 +135,7 @@ def expected(call: Pack) -> tuple[Tensor, Tensor, Tensor | None]:
     flat = [min(a + j, T - 1) for a in offsets[:-1] for j in range(most)]
     place = torch.tensor(flat, device=DEVICE, dtype=torch.int64).view(N, most)
     tokens = {key: t if t.ndim < 3 else _unfold(t, place, T) for key, t in call.tokens.items()}
-    step = (_ssd_step if call.name == "ssd" else _delta_step)(Call(call.name, tokens, pool, {}, call.settings))
+    step = (ssd_step if call.name == "ssd" else delta_step)(Call(call.name, tokens, pool, {}, call.settings))
     state = torch.zeros(N, *pool.shape[1:], device=DEVICE, dtype=torch.float64)
     for n, slot in enumerate(read):
         if slot >= 0:
@@ -180,9 +189,7 @@ def check_pack(call: Pack) -> None:
     if kept is not None:
         pairs.append(("snapshots", call.rows["snapshot_states"], before.rows["snapshot_states"], kept))
     for what, now, then, want in pairs:
-        changed = torch.tensor([not torch.equal(a.double().nan_to_num(7), b.nan_to_num(7))
-                                for a, b in zip(then, want, strict=True)], device=DEVICE)  # fmt: skip
-        same(now[~changed], then[~changed], f"untouched {what}")
+        changed = check_untouched(what, now, then, want)
         scale = largest(want[changed])
         stored = {F32: 0.0, BF16: 2.0**-8, F16: 2.0**-11}[now.dtype]
         close(now[changed].double() / scale, want[changed] / scale, what, max(unit, stored))
@@ -281,14 +288,7 @@ def graph_replay() -> None:
 
 def repeated() -> None:
     for name, copies in FEW:
-        call = make(name, copies, heads=4, value_heads=8)
-        first: list[Tensor] = []
-        for _ in range(100):
-            now = call.twin()
-            results = [now.run(), now.pool, now.rows["snapshot_states"]]
-            first = first or results
-            for got, want in zip(results, first, strict=True):
-                same(got, want, name)
+        check_repeated(make(name, copies, heads=4, value_heads=8), "snapshot_states")
 
 
 def batch_mates() -> None:
@@ -311,40 +311,27 @@ def batch_mates() -> None:
 
 def never_waits() -> None:
     """No call without checks waits for the device, and other contents compile nothing."""
-
-    def kernels() -> int:
-        caches = (*delta_chunk_kernel.device_caches.values(), *delta_prefill_kernel.device_caches.values(),
-                  *ssd_prefill_kernel.device_caches.values())  # fmt: skip
-        return sum(len(cache[0]) for cache in caches)
-
+    kernels = (delta_chunk_kernel, delta_prefill_kernel, ssd_prefill_kernel)
     calls = [make(name, copies, keys=64, values=64) for name, copies in SIBLINGS]
     fewer = {"lengths": EDGES[:1:-1], "tail": 31, "seed": 2}
     others = [make(name, copies, keys=64, values=64, **fewer) for name, copies in SIBLINGS]  # type: ignore[arg-type]
     for call in calls:
         call.run()
-    before = kernels()
+    before = count_compiled(*kernels)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for call in (*calls, *others):
             call.run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert kernels() == before, f"{kernels() - before} more kernels for other batches"
+    more = count_compiled(*kernels) - before
+    assert more == 0, f"{more} more kernels for other batches"
 
 
 def traced() -> None:
     """torch.compile sees one operation, and its results are those of the eager call."""
     for name, copies in FEW:
-        call = make(name, copies, keys=24, values=20, marks=False, lengths=(5, 70))
-        first = "x" if name == "ssd" else "v"
-
-        def step(x: Tensor, pool: Tensor, call: Pack = call, first: str = first) -> Tensor:
-            return replace(call, pool=pool, tokens={**call.tokens, first: x * 2}).run() + 1
-
-        pool, twin = call.pool.clone(), call.pool.clone()
-        run: Any = torch.compile(step, backend="aot_eager", fullgraph=True)
-        same(run(call.tokens[first], pool), step(call.tokens[first], twin), f"{name} o")
-        same(pool, twin, f"{name} pool")
+        check_traced(make(name, copies, keys=24, values=20, marks=False, lengths=(5, 70)))
 
 
 SMALL = (small, safety)

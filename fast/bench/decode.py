@@ -24,6 +24,7 @@ from statescan.fast.launch import ceil_div, power_of_2
 from statescan.fast.tiling import Tile
 
 F32, BF16 = torch.float32, torch.bfloat16
+SHORT = {"gated_delta_rule": "GDN", "kimi_delta_attention": "KDA", "ssd": "Mamba2"}
 ROTATED = 192 << 20
 """Bytes of state that one pass over the sets reads at least: more than three L2 caches of 60 MB."""
 
@@ -47,8 +48,7 @@ class Decode:
 
     @property
     def name(self) -> str:
-        short = {"gated_delta_rule": "GDN", "kimi_delta_attention": "KDA", "ssd": "Mamba2"}
-        label = short.get(self.family, f"GDP{self.copies}")
+        label = SHORT.get(self.family, f"GDP{self.copies}")
         verify = "" if self.steps == 1 else f" verify {self.steps}{' + entries' if self.entries else ''}"
         kind = "fp32" if self.state == F32 else "bf16"
         return f"{label}{verify} B={self.rows} {kind}{'' if self.family == 'ssd' else ' ' + self.layout}"

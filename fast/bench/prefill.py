@@ -17,12 +17,10 @@ from torch import Tensor
 
 from statescan.fast import delta, ssd
 from statescan.fast.bench.conv import MIXED
+from statescan.fast.bench.decode import BF16, F32, SHORT
 from statescan.fast.bench.timing import Graph, median, time_in_turn
 from statescan.fast.bench.yardsticks import Launches, count_sets
 from statescan.fast.prefill import Tile, launch_delta, launch_ssd
-
-BF16 = torch.bfloat16
-F32 = torch.float32
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,7 @@ class Prefill:
 
     @property
     def name(self) -> str:
-        short = {"gated_delta_rule": "GDN", "kimi_delta_attention": "KDA", "ssd": "Mamba2"}
-        return f"{short.get(self.family, f'GDP{self.copies}')} prefill {self.tokens} {len(self.lengths)}seq"
+        return f"{SHORT.get(self.family, f'GDP{self.copies}')} prefill {self.tokens} {len(self.lengths)}seq"
 
     @property
     def tokens(self) -> int:
@@ -88,7 +85,7 @@ class Prepared:
     slots: list[Tensor]
     cu_seqlens: Tensor
 
-    def ours(self, tile: Tile | None = None, chunk_warps: int | None = None) -> Launches:
+    def ours(self, tile: Tile | None = None, chunk_warps: int = 4) -> Launches:
         """The public operation; with a tile, its launches alone."""
         run = self._call if tile is None else (lambda i: self._launch(i, tile, chunk_warps))
         return [lambda i=i: run(i) for i in range(len(self.slots))]  # type: ignore[misc]
@@ -103,7 +100,7 @@ class Prepared:
         out: Tensor = function(**self.tokens[i], **given, use_qk_l2norm=True, state_layout="VK")
         return out
 
-    def _launch(self, i: int, tile: Tile, chunk_warps: int | None) -> Tensor:
+    def _launch(self, i: int, tile: Tile, chunk_warps: int) -> Tensor:
         t, given = self.tokens[i], (self.cu_seqlens, self.pool, self.slots[i], None, None, None)
         if self.work.family == "ssd":
             inputs = tuple({**t, **self.shared}[key] for key in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias"))
@@ -213,8 +210,8 @@ def try_tiles(work: Prefill) -> None:
     for values, warps, stages in product((16, 32, 64, 128), (4, 8), (1, 2, 3)):
         if values > max(16, work.values) or (values >= 64) < (warps == 8):
             continue
-        for chunk in (4, 8) if (values, warps, stages) == (64, 4, 2) and work.family != "ssd" else (None,):
-            name = f"{values} values, {warps} warps, {stages} stages" + f", chunks {chunk} warps" * (chunk is not None)
+        for chunk in (4, 8) if (values, warps, stages) == (64, 4, 2) and work.family != "ssd" else (4,):
+            name = f"{values} values, {warps} warps, {stages} stages, chunks {chunk} warps"
             try:
                 graphs[name] = Graph(ready.ours(Tile(values, warps, stages), chunk))
             except Exception as error:  # too much shared memory, most often

@@ -1,7 +1,7 @@
 """Chunks of a pack: where each lies in a workspace without a table, and the numbers of its tokens.
 
 Chunks of CT tokens restart at each row. Chunk j of row n has place `cu[n] // CT + n + j`: places of a row lie one after
-another, no two rows share one, and there are fewer than `T // CT + N` of them. So a grid needs neither lengths nor a
+another, no two rows share one, and there are at most `T // CT + N` of them. So a grid needs neither lengths nor a
 table, and a kernel over places finds its row by bisection.
 """
 
