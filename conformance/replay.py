@@ -302,7 +302,8 @@ class Replay:
         self.hooks.layer_number = layer
         decode = step.get("decode")
         count = len(decode["zxBCdt"][0]) if decode and decode["intermediates"] else 0
-        arrays = [[*m.pools, *(e[:, :count] for e in m.entries), *m.snapshots] for m in layers]
+        # a step without drafts hands no entries to its hook; a mixin that takes them all the same is seen to write them
+        arrays = [[*m.pools, *(e[:, : count or None] for e in m.entries), *m.snapshots] for m in layers]
         given = [[self.arrays.give(array) for array in own] for own in arrays]
         own = given[layers.index(memory)]
         context = self.context(step, [g[:2] for g in given], own[4:], [g[2:4] for g in given], len(hidden))
