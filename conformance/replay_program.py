@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from statescan.conformance.replay import Memory, edit, nested
+from statescan.conformance.mutants import step as models
+from statescan.conformance.replay import Arrays, Memory, Told, edit, nested, replay
+from statescan.conformance.replay_toy import replay_toy
+from statescan.goldens.store import load_faults
 from statescan.goldens.tensors import Array, narrow
 from statescan.reference.host.metadata import PREFILL_NAMES, decode_metadata, prefill_metadata
 from statescan.reference.host.mixer_config import MixerConfig, read_config
@@ -363,4 +366,32 @@ def _alone(engine: Engine, name: str) -> Trace:
     return {"y": nested(y), "conv_state": nested(window), "ssm_state": nested(state)}
 
 
-__all__ = ["Alone", "Engine", "derive_trace", "token_rows"]
+def trace_kills(trace: Mapping[str, Any]) -> list[str]:
+    """The faults of hooks, mixin and engine that a trace catches, while the model without one passes it."""
+    right = replay_model(trace, models.build())
+    if right is not None:
+        raise RuntimeError(f"{trace['id']}: the model fails it: {right.message}")
+    found = []
+    for fault in models.FAULTS:
+        told = replay_model(trace, models.build(fault))
+        raises = bool(load_faults().get(fault, {}).get("raises"))  # an exception is a kill only where it is the fault
+        if told is not None and (told.status.startswith("fail.") or (raises and told.status == "error")):
+            found.append(fault)
+    return found
+
+
+def replay_model(trace: Mapping[str, Any], operations: Mapping[str, Any]) -> Told | None:
+    """The first failure of a model on a trace, by its hooks and then through a stack; None where it passes."""
+    numpy = Arrays("numpy")
+    if trace["mixer"]["kind"] == "toy":
+        told = replay_toy(trace, models.ModelMixer(trace["mixer"], operations), arrays=numpy)
+        return None if told.passed else told
+    for through in ("hooks", "stack"):
+        mixer = models.ModelMixer(trace["mixer"], operations)
+        told = replay(trace, mixer, arrays=numpy, through=through, edits=operations["engine.run"])
+        if not told.passed:
+            return told
+    return None
+
+
+__all__ = ["Alone", "Engine", "derive_trace", "replay_model", "token_rows", "trace_kills"]

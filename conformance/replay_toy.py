@@ -153,23 +153,17 @@ def derive_toy(trace: Mapping[str, Any]) -> dict[str, Any]:
 def _expected(step: Mapping[str, Any], slots: int) -> dict[str, Any]:
     if "reject" in step.get("expect", {}):
         return dict(step["expect"])
-    decode, prefill, hidden = step.get("decode"), step.get("prefill"), step["hidden"]
-    tokens = decode.get("tokens", 1) if decode else 1
-    decoded = tokens * sum(slot >= 0 for slot in decode["slots"]) if decode else 0
-    total = decoded + (prefill["cu_seqlens"][-1] if prefill else 0)
-    factor = [10 if t < decoded else 100 if t < total else 0 for t in range(len(hidden))]
-    log = [f"in_proj of {len(hidden)} rows"]
-    log += [f"decode of {len(decode['slots'])}x{tokens}x1"] if decode else []
-    log += ["prefill"] if prefill else []
-    left: list[Any] = ["nan"] * slots
-    for n, slot in enumerate(decode["slots"] if decode else []):
-        if slot >= 0:
-            left[slot] = hidden[n * tokens + tokens - 1]
-    for n, slot in enumerate(prefill["slots"] if prefill else []):
-        if slot >= 0 and prefill["cu_seqlens"][n + 1] > prefill["cu_seqlens"][n]:
-            left[slot] = hidden[decoded + prefill["cu_seqlens"][n + 1] - 1]
-    out = [0 if factor[t] == 0 else factor[t] * hidden[t] for t in range(len(hidden))]
-    return {"log": [*log, f"out_proj of {len(hidden)} rows"], "out": out, "bias": [BIAS_NUMBER], "ssm_state": left}
-
-
-BIAS_NUMBER = int(BIAS)
+    hidden, decode, offsets = step["hidden"], step.get("decode", {}), step.get("prefill", {}).get("cu_seqlens", [0])
+    tokens = decode.get("tokens", 1)
+    decoded = tokens * sum(slot >= 0 for slot in decode.get("slots", []))
+    factor = [10 if t < decoded else 100 if t < decoded + offsets[-1] else 0 for t in range(len(hidden))]
+    log = [f"decode of {len(decode['slots'])}x{tokens}x1"] if decode else []
+    log += ["prefill"] if "prefill" in step else []
+    last = {slot: n * tokens + tokens - 1 for n, slot in enumerate(decode.get("slots", []))}
+    last |= {slot: decoded + offsets[n + 1] - 1 for n, slot in enumerate(step.get("prefill", {}).get("slots", []))
+             if offsets[n + 1] > offsets[n]}  # fmt: skip
+    return {
+        "log": [f"in_proj of {len(hidden)} rows", *log, f"out_proj of {len(hidden)} rows"],
+        "out": [0 if f == 0 else f * row for f, row in zip(factor, hidden, strict=True)], "bias": [int(BIAS)],
+        "ssm_state": [hidden[last[slot]] if slot in last else "nan" for slot in range(slots)],
+    }  # fmt: skip
