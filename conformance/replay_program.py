@@ -368,25 +368,26 @@ def _alone(engine: Engine, name: str) -> Trace:
 
 def trace_kills(trace: Mapping[str, Any]) -> list[str]:
     """The faults of hooks, mixin and engine that a trace catches, while the model without one passes it."""
-    right = replay_model(trace, models.build())
+    right = replay_model(trace, None)
     if right is not None:
         raise RuntimeError(f"{trace['id']}: the model fails it: {right.message}")
     found = []
     for fault in models.FAULTS:
-        told = replay_model(trace, models.build(fault))
+        told = replay_model(trace, fault)
         raises = bool(load_faults().get(fault, {}).get("raises"))  # an exception is a kill only where it is the fault
         if told is not None and (told.status.startswith("fail.") or (raises and told.status == "error")):
             found.append(fault)
     return found
 
 
-def replay_model(trace: Mapping[str, Any], operations: Mapping[str, Any]) -> Told | None:
-    """The first failure of a model on a trace, by its hooks and then through a stack; None where it passes."""
+def replay_model(trace: Mapping[str, Any], fault: str | None) -> Told | None:
+    """The first failure of the model with a fault, by its hooks and then through a stack; None where it passes."""
     numpy = Arrays("numpy")
     if trace["mixer"]["kind"] == "toy":
-        told = replay_toy(trace, models.ModelMixer(trace["mixer"], operations), arrays=numpy)
+        told = replay_toy(trace, models.ModelMixer(trace["mixer"], models.build(fault)), arrays=numpy)
         return None if told.passed else told
     for through in ("hooks", "stack"):
+        operations = models.build(fault)
         mixer = models.ModelMixer(trace["mixer"], operations)
         told = replay(trace, mixer, arrays=numpy, through=through, edits=operations["engine.run"])
         if not told.passed:
