@@ -351,12 +351,13 @@ def derive_trace(trace: Mapping[str, Any]) -> Trace:
     made: Trace = {"format": "statescan.trace/1", "rules": 1, **trace, "class": "exact"}
     engine = Engine(made)
     made["steps"] = engine.run()
-    made["alone"] = {name: _alone(engine, name) for name in made["requests"]}
+    made["alone"] = {name: describe_alone(engine, name) for name in made["requests"]}
     made["provenance"] = {"second": "closed form", "generator": 1}
     return made
 
 
-def _alone(engine: Engine, name: str) -> Trace:
+def describe_alone(engine: Engine, name: str) -> Trace:
+    """A request by itself: its outputs, and what it leaves in its slot."""
     request = engine.requests[name]
     reached = max(request.done, len(request.tokens))
     tokens = tuple(request.tokens[:reached])
@@ -395,4 +396,6 @@ def replay_model(trace: Mapping[str, Any], fault: str | None) -> Told | None:
     return None
 
 
-__all__ = ["Alone", "Engine", "derive_trace", "replay_model", "token_rows", "trace_kills"]
+__all__ = [
+    "Alone", "Engine", "derive_trace", "describe_alone", "replay_model", "token_rows", "trace_kills",
+]  # fmt: skip
