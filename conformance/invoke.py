@@ -83,7 +83,9 @@ def _arguments(call: Call, tensors: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: tensors[name] for name in PACKED_SEQ_FIELDS if name in tensors}
     given: dict[str, Any] = {} if op.family == "packed" else _with_lists(tensors)
     required = [i for i, argument in enumerate(op.tensors) if not argument.optional]
-    for argument in op.tensors[: max(required, default=0)]:
+    # on the host settings have places too, behind the tensors
+    placed = len(op.tensors) if op.family == "host" else max(required, default=0)
+    for argument in op.tensors[:placed]:
         given.setdefault(argument.name, None)
     settings = dict(call.args)
     params = settings.pop("params", {})

@@ -288,11 +288,16 @@ class Replay:
         layers = self.layers if stacked else self.layers[:1]
         self.edit(step["before"], layers)
         before = [[pool.copy() for pool in memory.pools] for memory in layers]
+        if "decode" in step or "prefill" in step:
+            yield from self.layer_steps(step, layers)
+        for memory, pools in zip(layers[::-1], before[::-1], strict=True):
+            yield from self.compare_pools(step, pools, memory)
+
+    def layer_steps(self, step: Mapping[str, Any], layers: Sequence[Memory]) -> Iterator[Told]:
+        """The step in every recurrent layer, one after the other."""
         hidden, wanted = self.packed_rows(step)
         for layer, memory in zip((1, 3), layers, strict=False):
             yield from self.layer_step(step, layer, memory, layers, hidden, wanted)
-        for memory, pools in zip(layers[::-1], before[::-1], strict=True):
-            yield from self.compare_pools(step, pools, memory)
 
     def layer_step(
         self, step: Mapping[str, Any], layer: int, memory: Memory, layers: Sequence[Memory], hidden: Array,
@@ -302,7 +307,8 @@ class Replay:
         self.hooks.layer_number = layer
         decode = step.get("decode")
         count = len(decode["zxBCdt"][0]) if decode and decode["intermediates"] else 0
-        arrays = [[*m.pools, *(e[:, :count] for e in m.entries), *m.snapshots] for m in layers]
+        # a step without drafts hands no entries to its hook; a mixin that takes them all the same is seen to write them
+        arrays = [[*m.pools, *(e[:, : count or None] for e in m.entries), *m.snapshots] for m in layers]
         given = [[self.arrays.give(array) for array in own] for own in arrays]
         own = given[layers.index(memory)]
         context = self.context(step, [g[:2] for g in given], own[4:], [g[2:4] for g in given], len(hidden))

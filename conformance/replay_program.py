@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from statescan.conformance.replay import Memory, edit, nested
+from statescan.conformance.mutants import step as models
+from statescan.conformance.replay import Arrays, Memory, Told, edit, nested, replay
+from statescan.conformance.replay_toy import replay_toy
+from statescan.goldens.store import load_faults
 from statescan.goldens.tensors import Array, narrow
 from statescan.reference.host.metadata import PREFILL_NAMES, decode_metadata, prefill_metadata
 from statescan.reference.host.mixer_config import MixerConfig, read_config
@@ -348,12 +351,13 @@ def derive_trace(trace: Mapping[str, Any]) -> Trace:
     made: Trace = {"format": "statescan.trace/1", "rules": 1, **trace, "class": "exact"}
     engine = Engine(made)
     made["steps"] = engine.run()
-    made["alone"] = {name: _alone(engine, name) for name in made["requests"]}
+    made["alone"] = {name: describe_alone(engine, name) for name in made["requests"]}
     made["provenance"] = {"second": "closed form", "generator": 1}
     return made
 
 
-def _alone(engine: Engine, name: str) -> Trace:
+def describe_alone(engine: Engine, name: str) -> Trace:
+    """A request by itself: its outputs, and what it leaves in its slot."""
     request = engine.requests[name]
     reached = max(request.done, len(request.tokens))
     tokens = tuple(request.tokens[:reached])
@@ -363,4 +367,35 @@ def _alone(engine: Engine, name: str) -> Trace:
     return {"y": nested(y), "conv_state": nested(window), "ssm_state": nested(state)}
 
 
-__all__ = ["Alone", "Engine", "derive_trace", "token_rows"]
+def trace_kills(trace: Mapping[str, Any]) -> list[str]:
+    """The faults of hooks, mixin and engine that a trace catches, while the model without one passes it."""
+    right = replay_model(trace, None)
+    if right is not None:
+        raise RuntimeError(f"{trace['id']}: the model fails it: {right.message}")
+    found = []
+    for fault in models.FAULTS:
+        told = replay_model(trace, fault)
+        raises = bool(load_faults().get(fault, {}).get("raises"))  # an exception is a kill only where it is the fault
+        if told is not None and (told.status.startswith("fail.") or (raises and told.status == "error")):
+            found.append(fault)
+    return found
+
+
+def replay_model(trace: Mapping[str, Any], fault: str | None) -> Told | None:
+    """The first failure of the model with a fault, by its hooks and then through a stack; None where it passes."""
+    numpy = Arrays("numpy")
+    if trace["mixer"]["kind"] == "toy":
+        told = replay_toy(trace, models.ModelMixer(trace["mixer"], models.build(fault)), arrays=numpy)
+        return None if told.passed else told
+    for through in ("hooks", "stack"):
+        operations = models.build(fault)
+        mixer = models.ModelMixer(trace["mixer"], operations)
+        told = replay(trace, mixer, arrays=numpy, through=through, edits=operations["engine.run"])
+        if not told.passed:
+            return told
+    return None
+
+
+__all__ = [
+    "Alone", "Engine", "derive_trace", "describe_alone", "replay_model", "token_rows", "trace_kills",
+]  # fmt: skip

@@ -29,6 +29,8 @@ from statescan.conformance.compare import Precision, scores
 from statescan.conformance.invoke import invoke
 from statescan.conformance.lifts import Story
 from statescan.conformance.mutants import faults_of, models, mutant
+from statescan.conformance.replay_program import derive_trace, trace_kills
+from statescan.conformance.replay_toy import derive_toy
 from statescan.goldens import needs
 from statescan.goldens.gains import gains, significant_bits
 from statescan.goldens.store import (
@@ -36,11 +38,13 @@ from statescan.goldens.store import (
     VECTORS,
     check_schema,
     load_faults,
+    load_traces,
     load_vectors,
     manifest,
     read_json,
     save_vector,
     vector_digest,
+    vector_paths,
     vector_text,
 )  # fmt: skip
 from statescan.goldens.tensors import NAMES, Array, encode, load_blob, save_blob
@@ -335,6 +339,9 @@ def check() -> list[str]:
         if vector_text(made) != vector_text(vector):
             keys = [k for k in made if made[k] != vector.get(k)]
             wrong.append(f"{vector['id']}: {', '.join(keys)} not as computed")
+    for trace in load_traces().values():
+        if vector_text(derive_trace_file(trace), "trace") != vector_text(trace, "trace"):
+            wrong.append(f"{trace['id']}: not as computed")
     stored = read_json(MANIFEST) if MANIFEST.exists() else None
     if stored != manifest(corpus.values()):
         wrong.append("MANIFEST.json does not list the corpus")
@@ -343,11 +350,11 @@ def check() -> list[str]:
 
 def write(allow_change: str | None, say: Callable[[str], None] = print) -> list[str]:
     """Derive and store every vector; refused changes are returned, and left beside the vector as `.rej`."""
-    drafts = {path.stem: read_json(path) for path in sorted(VECTORS.glob("*/*.json"))}
+    drafts = {path.stem: read_json(path) for path in vector_paths()}
     derived = {key: derive(draft, drafts) for key, draft in drafts.items()}
     killed = all_kills(derived)
     refused = []
-    for path in sorted(VECTORS.glob("*/*.json")):
+    for path in vector_paths():
         draft, made = drafts[path.stem], derived[path.stem]
         made["kills"] = killed[path.stem]
         made["digest"] = vector_digest(made)
@@ -361,10 +368,39 @@ def write(allow_change: str | None, say: Callable[[str], None] = print) -> list[
         if path != save_vector(made):
             path.unlink()
         drafts[path.stem] = made
+    refused += write_traces(allow_change, say)
     if not refused:
         text = json.dumps(manifest(load_vectors().values()), indent=1, ensure_ascii=False) + "\n"
         MANIFEST.write_text(text, "utf-8")
         _sweep_blobs(drafts)
+    return refused
+
+
+def derive_trace_file(trace: Mapping[str, Any]) -> Vector:
+    """A trace with its steps, the faults it catches and its digest, from what its author wrote."""
+    authored = {key: trace[key] for key in trace if key not in ("alone", "kills", "provenance", "digest")}
+    toy = trace["mixer"]["kind"] == "toy"
+    made = derive_toy(authored) if toy else derive_trace({k: v for k, v in authored.items() if k != "steps"})
+    made["kills"] = trace_kills(made)
+    made["digest"] = vector_digest(made)
+    check_schema("trace", made, made["id"])
+    return made
+
+
+def write_traces(allow_change: str | None, say: Callable[[str], None]) -> list[str]:
+    """Derive and store every trace; what would change in steps that are stored is refused without a reason."""
+    refused = []
+    for path in sorted(VECTORS.glob("*/trace-*.json")):
+        draft = read_json(path)
+        made = derive_trace_file(draft)
+        if draft.get("digest") and made["steps"] != draft["steps"] and not allow_change:
+            path.with_suffix(".rej").write_text(vector_text(made, "trace"), "utf-8")
+            refused.append(f"{made['id']}: its steps changed")
+            continue
+        if made != draft:
+            say(f"{made['id']}: {'derived fields' if draft.get('digest') else 'new'}")
+        if path != save_vector(made):
+            path.unlink()
     return refused
 
 

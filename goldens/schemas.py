@@ -28,7 +28,8 @@ HOW = ["bits", "equal", "within", "either", "finite", "differs"]
 
 def schemas() -> dict[str, Schema]:
     """Every schema by name."""
-    return {"vector": _vector(), "faults": _faults(), "report": _report(), "message": _message()}
+    return {"vector": _vector(), "faults": _faults(), "report": _report(), "message": _message(),
+            "trace": _trace()}  # fmt: skip
 
 
 def write(folder: Path = FOLDER) -> None:
@@ -118,6 +119,50 @@ def _vector() -> Schema:
     }  # fmt: skip
     required = ["format", "rules", "id", "class", "profile", "clauses", "op", "why", "effect"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "statescan.vector/1",
+            **_object(properties, required)}  # fmt: skip
+
+
+def _trace() -> Schema:
+    """A program, its steps with what each hook is given and must give, and each request alone."""
+    rows: Schema = {"type": "array"}
+    free: Schema = {"type": "object"}
+    count = {"type": "integer", "minimum": 0}
+    whole = {"type": "array", "items": {"type": "integer"}}
+    names = {"type": "array", "items": {"type": "string"}}
+    request = _object({"tokens": whole, "row": {"type": "string"}}, ["tokens"])
+    pair = _object({"conv_state": rows, "ssm_state": rows}, ["conv_state", "ssm_state"])
+    words = ["zero", "restore", "rollback", "commit", "free", "move", "save", "load", "poison", "drop"]
+    events = {"type": "array",
+              "items": {"type": "object", "required": ["op"], "properties": {"op": {"enum": words}}}}  # fmt: skip
+    lists = ("admit", "decode", "prefill", "snapshot", "commit", "finish", "pause", "resume", "evict", "move", "save",
+             "drop", "poison")  # fmt: skip
+    program = _object({
+        "step": count, **{name: rows for name in lists},
+        **{name: count for name in ("decode_pad_to", "prefill_pad_to", "token_pad_to")},
+    }, ["step"])  # fmt: skip
+    toy = {"hidden": rows, "hooks": names, "lacks": names, "single": {"type": "boolean"}, "expect": free}
+    step = _object({
+        "step": count, "before": events, "decode": free, "prefill": free, "pools_after_hooks": pair, "after": events,
+        "pools_after_step": pair, **toy,
+    }, ["step"])  # fmt: skip
+    sizes = _object({
+        **{name: count for name in ("slots", "max_drafts", "max_snapshots", "prefix_block", "blocks")},
+        "pool_fill": NUMBER, "scratch_fill": NUMBER, "pool_dtype": {"enum": list(FLOAT_TYPES)},
+        "scratch_dtype": {"enum": list(FLOAT_TYPES)},
+    }, ["slots"])  # fmt: skip
+    mixer = {"type": "object", "required": ["kind"],
+             "properties": {"kind": {"enum": ["mamba2", "gdn", "gdp", "kda", "toy"]}}}  # fmt: skip
+    properties = {
+        "format": {"const": "statescan.trace/1"}, "rules": {"const": 1}, "id": ID, "class": {"const": "exact"},
+        "profile": {"enum": list(PROFILES)}, "clauses": {"type": "array", "items": LABEL, "minItems": 1},
+        "mixer": mixer, "sizes": sizes, "rows": rows,
+        "requests": {"type": "object", "additionalProperties": request}, "program": {"type": "array", "items": program},
+        "alone": free, "steps": {"type": "array", "items": step},
+        "kills": {"type": "array", "items": ID, "uniqueItems": True}, "why": SENTENCE, "effect": SENTENCE,
+        "seen": names, "provenance": free, "digest": DIGEST,
+    }  # fmt: skip
+    required = ["format", "rules", "id", "class", "profile", "clauses", "mixer", "sizes", "why", "effect"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "statescan.trace/1",
             **_object(properties, required)}  # fmt: skip
 
 

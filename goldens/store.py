@@ -47,8 +47,30 @@ def load_vector(path: Path) -> dict[str, Any]:
 
 def load_vectors(folder: Path = VECTORS) -> dict[str, dict[str, Any]]:
     """The whole corpus by id, in order of family and id."""
-    vectors = [load_vector(path) for path in sorted(folder.glob("*/*.json"))]
+    vectors = [load_vector(path) for path in vector_paths(folder)]
     return {vector["id"]: vector for vector in vectors}
+
+
+def vector_paths(folder: Path = VECTORS) -> list[Path]:
+    """Files of vectors, in order of family and id; the traces among them are a format of their own."""
+    return [path for path in sorted(folder.glob("*/*.json")) if not path.name.startswith("trace-")]
+
+
+def load_traces(folder: Path = VECTORS) -> dict[str, dict[str, Any]]:
+    """The traces of the corpus by id, each checked against its schema and its digest."""
+    traces = [load_trace(path) for path in sorted(folder.glob("*/trace-*.json"))]
+    return {trace["id"]: trace for trace in traces}
+
+
+def load_trace(path: Path) -> dict[str, Any]:
+    """One trace file."""
+    trace = read_json(path)
+    check_schema("trace", trace, path.name)
+    if trace["id"] != path.stem:
+        raise FormatError(f"{path.name}: id is {trace['id']!r}")
+    if trace.get("digest") not in (None, vector_digest(trace)):
+        raise FormatError(f"{path.name}: digest does not match the content")
+    return dict(trace)
 
 
 @lru_cache(maxsize=1)
@@ -72,9 +94,9 @@ def vector_digest(vector: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def vector_text(vector: Mapping[str, Any]) -> str:
+def vector_text(vector: Mapping[str, Any], kind: str = "vector") -> str:
     """The canonical file: one field a line, one tensor a line, keys in the schema's order."""
-    order = list(_validator("vector").schema["properties"])
+    order = list(_validator(kind).schema["properties"])
     lines = []
     for key in sorted(vector, key=order.index):
         value = vector[key]
@@ -95,7 +117,8 @@ def save_vector(vector: Mapping[str, Any], folder: Path = VECTORS) -> Path:
     """Write one vector canonically into its family's folder."""
     path = folder / family(vector) / f"{vector['id']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(vector_text(vector), "utf-8")
+    kind = "trace" if str(vector["format"]).startswith("statescan.trace") else "vector"
+    path.write_text(vector_text(vector, kind), "utf-8")
     return path
 
 

@@ -23,6 +23,7 @@ ARROWS = [
     ("conformance.mutants", ("spec.contract", "reference", "conformance.mutants")),
     ("conformance.oracle", ("spec.contract", "reference", "goldens", "conformance")),
     ("conformance.replay_program", ("spec.contract", "reference", "goldens", "conformance")),
+    ("conformance.replay_random", ("spec.contract", "reference", "goldens", "conformance")),
     ("conformance.adapters.reference", ("spec.contract", "reference", "conformance.adapter")),
     ("conformance.adapters.fast", ("spec.contract", "fast", "conformance.adapter", "conformance.adapters")),
     ("conformance.cli", ("spec.contract", "spec.clauses", "goldens", "conformance", "fast.bench")),

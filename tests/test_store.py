@@ -71,7 +71,9 @@ def test_an_unknown_key_or_a_changed_number_is_refused(tmp_path):
 
 
 def test_every_stored_file_is_canonical():
-    for path in sorted(store.VECTORS.glob("*/*.json")):
+    for path in sorted(store.VECTORS.glob("*/trace-*.json")):
+        assert path.read_text("utf-8") == store.vector_text(store.load_trace(path), "trace"), path.name
+    for path in store.vector_paths():
         vector = store.load_vector(path)
         assert path.read_text("utf-8") == store.vector_text(vector), path.name
         assert path.parent.name == store.family(vector), path.name
