@@ -11,59 +11,23 @@ Source: https://docs.nvidia.com/megatron-core/developer-guide/latest/apidocs/cor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from statescan.spec.contract import EmptyBatchError, ShapeError, UnsupportedError
+from statescan.reference.host.step import (
+    BatchDimensions,
+    SlotAllocator,
+    StepContext,
+    apply_projection,
+    check_decode_tokens,
+    check_single_token,
+    drafts_accepted,
+    read_partitions,
+)
 
 Tensor = torch.Tensor
 Output = tuple[Tensor, "Tensor | None"]
-
-
-@dataclass
-class BatchDimensions:
-    """Padded sizes of a step: rows in all, decode requests, prefill requests."""
-
-    token_count: int
-    decode_req_count: int
-    prefill_req_count: int
-
-
-@dataclass
-class SlotAllocator:
-    """Where prefill leaves snapshots: window and state buffers `[n, ...]`, or `[layers, n, ...]`."""
-
-    intermediate_conv_out: Tensor
-    intermediate_ssm_out: Tensor
-
-
-@dataclass
-class StepContext:
-    """All that the mixin and the hooks read, and nothing else (STEP-7, STEP-8).
-
-    `mamba_metadata` holds the arrays of the operation table as attributes (`prefill_metadata`, `decode_metadata`).
-    `pools` and `intermediates` have one pair (window, state) for each recurrent layer; `layer_map[n - 1]` is the pair
-    of layer number n, counted from 1 within the stage. Rows of `padding_slice` are no tokens.
-    """
-
-    mamba_metadata: Any
-    padded_batch_dimensions: BatchDimensions
-    padding_slice: slice
-    pools: Sequence[tuple[Tensor, Tensor]]
-    intermediates: Sequence[tuple[Tensor, Tensor]] = ()
-    num_speculative_tokens: int = 0
-    mamba_slot_allocator: SlotAllocator | None = None
-    layer_map: Sequence[int | None] = field(default_factory=lambda: (0,))
-
-    def mamba_states_cache(self, layer_number: int, intermediate: bool = False) -> tuple[Tensor, Tensor]:
-        """The pair (window, state) of a layer: its pools, or its intermediates (LAYER-1, LAYER-2)."""
-        slab = self.layer_map[layer_number - 1] if 1 <= layer_number <= len(self.layer_map) else None
-        if slab is None:
-            raise ShapeError(f"layer_number={layer_number} is no recurrent layer of {len(self.layer_map)} (LAYER-2)")
-        return (self.intermediates if intermediate else self.pools)[slab]
 
 
 class SSMDynamicInferenceMixin:
@@ -81,7 +45,8 @@ class SSMDynamicInferenceMixin:
         """J tokens of every decode request: zxBCdt `[n, J, d_proj]` -> y `[n, J, d_inner]`, pools in place.
 
         conv_state `[slots, C, W]`, ssm_state `[slots, ...]`, batch_indices `[n]` (negative: padding, outputs 0);
-        entry j of a slot's intermediates `[slots, J, ...]` becomes window and state after token j.
+        entry j of a slot's intermediates `[slots, J, ...]` becomes window and state after token j. A hook that is to
+        resume from entries also takes `num_accepted [n]`, which a step hands on where its metadata has it (SPEC-3).
         """
         raise NotImplementedError("ssm_decode is the mixer's own (STEP-6)")
 
@@ -99,20 +64,18 @@ class SSMDynamicInferenceMixin:
         Raises EmptyBatchError where neither partition has a padded request (STEP-11), ShapeError where the rows are
         fewer than the decode tokens; whatever a hook refuses, the pools are as before.
         """
-        dims, metadata = context.padded_batch_dimensions, context.mamba_metadata
-        decode, prefill = dims.decode_req_count, dims.prefill_req_count
-        if decode == 0 and prefill == 0:
-            raise EmptyBatchError("Dynamic inference called with 0 decode and 0 prefill requests (STEP-11)")
+        metadata, (decode, prefill) = context.mamba_metadata, read_partitions(context)
         number, tokens = self.layer_number - self.pp_layer_offset, 1 + context.num_speculative_tokens
         conv_state, ssm_state = context.mamba_states_cache(number)
         zxBCdt, _ = apply_projection(self.in_proj, hidden_states)
-        if zxBCdt.shape[0] < decode * tokens:
-            raise ShapeError(f"{zxBCdt.shape[0]} rows for {decode} decode requests of {tokens} tokens (STEP-2)")
+        check_decode_tokens(zxBCdt.shape[0], decode, tokens)
         y_decode = y_prefill = None
         if decode:
             rows = zxBCdt[: decode * tokens].reshape(decode, tokens, zxBCdt.shape[-1])
-            entries = context.mamba_states_cache(number, intermediate=True) if tokens > 1 else (None, None)
-            y_decode = self.ssm_decode(rows, conv_state, ssm_state, metadata.batch_indices_decode, *entries)
+            drafts = tokens > 1  # a step without them hands on no entries (SPEC-4)
+            entries = context.mamba_states_cache(number, intermediate=True) if drafts else (None, None)
+            more = drafts_accepted(metadata) if drafts else {}
+            y_decode = self.ssm_decode(rows, conv_state, ssm_state, metadata.batch_indices_decode, *entries, **more)
         # the real number of decode tokens, not the padded one: prefill rows start right behind them
         first = int(metadata.device_decode_prefill[0]) if decode and prefill else decode * tokens
         if prefill:
@@ -138,13 +101,7 @@ def merge(y_decode: Tensor | None, y_prefill: Tensor | None, first: int, rows: i
     return y
 
 
-def apply_projection(projection: Any, rows: Tensor) -> Output:
-    """(output, bias or None) of a projection that returns a tensor, or such a pair."""
-    found = projection(rows)
-    return found if isinstance(found, tuple) else (found, None)
-
-
-def check_single_token(zxBCdt: Tensor) -> None:
-    """For mixers without speculation: one token a request, or a refusal before anything is written (SPEC-7)."""
-    if zxBCdt.shape[1] != 1:
-        raise UnsupportedError(f"zxBCdt has {zxBCdt.shape[1]} tokens a request: this mixer takes 1 (SPEC-7)")
+__all__ = [
+    "BatchDimensions", "SSMDynamicInferenceMixin", "SlotAllocator", "StepContext", "apply_projection",
+    "check_single_token", "merge",
+]  # fmt: skip

@@ -17,11 +17,17 @@ from torch import nn
 from statescan.reference.arrays import Array, Float64
 from statescan.reference.conv import causal_conv1d, causal_conv1d_prefill, causal_conv1d_update
 from statescan.reference.host.mixer_config import MixerConfig
+from statescan.reference.host.step import (
+    check_decode_shape,
+    check_prefill_shape,
+    check_snapshot_room,
+    layer_snapshots,
+)
 from statescan.reference.inference import SSMDynamicInferenceMixin, Tensor, apply_projection
 from statescan.reference.mixers.arrays import to_array, to_float64, to_tensor
 from statescan.reference.norms import rmsnorm_gated
 from statescan.reference.packed import build_packed_seq_idx, get_cu_seqlens
-from statescan.spec.contract import CapacityError, PackedSeqParams
+from statescan.spec.contract import PackedSeqParams
 
 Parts = dict[str, Float64]
 Inputs = tuple[Any, ...]
@@ -85,17 +91,20 @@ class RecurrentMixer(SSMDynamicInferenceMixin, nn.Module):
 
     def ssm_decode(
         self, zxBCdt: Tensor, conv_state: Tensor, ssm_state: Tensor, batch_indices: Tensor,
-        intermediate_conv_state: Tensor | None = None, intermediate_ssm_state: Tensor | None = None,
+        intermediate_conv_state: Tensor | None = None, intermediate_ssm_state: Tensor | None = None, *,
+        num_accepted: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """The hook of the mixin: J tokens of every request, from and to its slot."""
+        """The hook of the mixin: J tokens of every request, from its slot or an entry of it, and to its slot."""
         slots = to_array(batch_indices)
+        check_decode_shape(zxBCdt.shape, slots.shape, self.config.d_proj)
+        accepted = None if num_accepted is None else to_array(num_accepted)
 
         def run(windows: Array, states: Array, window_entries: Any = None, state_entries: Any = None) -> Float64:
             return self.mix(
                 to_float64(zxBCdt),
                 lambda x: causal_conv1d_update(x, *self.conv_parameters(), windows, slots, None, window_entries,
-                                               activation=self.activation),
-                lambda inputs: self.operation("_update")(*inputs, states, slots, None, state_entries,
+                                               accepted, activation=self.activation),
+                lambda inputs: self.operation("_update")(*inputs, states, slots, None, state_entries, accepted,
                                                          **self.settings()),
                 slots >= 0,
             )  # fmt: skip
@@ -106,6 +115,7 @@ class RecurrentMixer(SSMDynamicInferenceMixin, nn.Module):
     def ssm_prefill(self, zxBCdt: Tensor, conv_state: Tensor, ssm_state: Tensor, context: Any) -> Tensor:
         """The hook of the mixin: all pieces of the step in one call, each from and to its slot."""
         metadata = context.mamba_metadata
+        check_prefill_shape(zxBCdt.shape, self.config.d_proj)
         cu, slots = to_array(metadata.cu_seqlens), to_array(metadata.batch_indices_prefill)
         rows = to_float64(zxBCdt)[:, 0][None]  # [1, T, d_proj]
         live = np.zeros(rows.shape[:2], bool)
@@ -127,20 +137,15 @@ class RecurrentMixer(SSMDynamicInferenceMixin, nn.Module):
 
     def snapshot_buffers(self, context: Any, rank: int) -> tuple[Array | None, Any, Any]:
         """Positions (negative past the real count) and the two buffers of this layer; three None without them."""
-        metadata, allocator = context.mamba_metadata, getattr(context, "mamba_slot_allocator", None)
-        positions = getattr(metadata, "intermediate_abs_positions", None)
-        if allocator is None or positions is None:
+        ranks = rank, len(self.config.state_shape) + 1
+        buffers = layer_snapshots(context, self.layer_number - self.pp_layer_offset, ranks)
+        if buffers is None:
             return None, None, None
-        at, count = to_array(positions).copy(), int(metadata.intermediate_real_count[0])
+        at = to_array(context.mamba_metadata.intermediate_abs_positions).copy()
+        count, room = int(context.mamba_metadata.intermediate_real_count[0]), len(buffers[0])
+        check_snapshot_room(count, room)
         at[count:] = -1
-        found: list[Tensor] = []
-        for buffer in (allocator.intermediate_conv_out, allocator.intermediate_ssm_out):
-            layered = buffer.ndim > (rank if not found else len(self.config.state_shape) + 1)
-            own = buffer[context.layer_map[self.layer_number - self.pp_layer_offset - 1]] if layered else buffer
-            if count > own.shape[0]:
-                raise CapacityError(f"{count} snapshots and {own.shape[0]} buffer rows: no room (META-9)")
-            found.append(own[: len(at)])
-        return at[: found[0].shape[0]], found[0], found[1]
+        return at[:room], *(buffer[: len(at)] for buffer in buffers)
 
     # Training --------------------------------------------------------------------------------------------------------
 
