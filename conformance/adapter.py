@@ -7,8 +7,8 @@
     @adapter.op("causal_conv1d_update", features=["slot.pool", "act.silu", "bias", "width:4", "window.W"])
     def update(x, weight, bias, conv_pool, read_slots, *, activation): ...
 
-Tensors arrive by name in the contract's shapes; pools are changed in place. Run it with
-`statescan run --impl my_module:adapter`.
+Tensors arrive by name in the contract's shapes; pools are changed in place. A mixer for a serving engine is shown by
+its two hooks (`Adapter.mixer`). Run it with `statescan run --impl my_module:adapter`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from statescan.conformance.hooks import HOOKS, KINDS, MIXIN, TOY
 from statescan.spec.contract import FEATURES, OPERATIONS
 
 Function = Callable[..., Any]
@@ -49,6 +50,9 @@ class Adapter:
         self.operations: dict[str, Function] = {}
         self.gradients: dict[str, Function] = {}
         self.capabilities: list[Capability] = []
+        self.makers: dict[str, Function] = {}
+        self.built: Any = None
+        self.hook_arrays = arrays
 
     def op(
         self, name: str, *, features: Sequence[str] = ALL_FEATURES, dtypes: Sequence[Mapping[str, str]] = (),
@@ -71,6 +75,43 @@ class Adapter:
             return function
 
         return register
+
+    def mixer(
+        self, *, kinds: Sequence[str] = KINDS, offers: Sequence[str] = HOOKS, features: Sequence[str] = ALL_FEATURES,
+        dtypes: Sequence[Mapping[str, str]] = (), operand: str = "f32", limits: Mapping[str, Any] | None = None,
+        arrays: str = "",
+    ) -> Callable[[Function], Function]:  # fmt: skip
+        """Register a class or function that makes a mixer of one of `kinds` from its description.
+
+        The object has the hooks that it `offers`, with the arguments of the operation table by place; with
+        `ssm_dynamic_inference` among them it is a whole mixer, and where a description gives no projection its rows
+        come in projected and leave as they are. `limits` bound numbers of the description ({"heads": [1]},
+        {"key_dim": {"max": 128}}); `dtypes` name `zxBCdt`, `conv_state`, `ssm_state`; `arrays` are those of the
+        hooks, where they are not those of the operations.
+        """
+        unknown = [name for name in (*kinds, *offers) if name not in (*KINDS, *HOOKS, MIXIN)]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no kind of mixer ({', '.join(KINDS)}) and no hook")
+        for name in offers:
+            served = [*kinds, TOY] if name == MIXIN else list(kinds)
+            self.capabilities.append({
+                "op": name, "features": list(features), "dtypes": [dict(d) for d in dtypes], "operand": operand,
+                "state_layout": ["KV"], "limits": {"kind": served, **(limits or {})},
+            })  # fmt: skip
+
+        self.hook_arrays = arrays or self.arrays
+
+        def register(make: Function) -> Function:
+            self.makers.update(dict.fromkeys(kinds, make))
+            return make
+
+        return register
+
+    def setup(self, described: Mapping[str, Any]) -> None:
+        """Make the mixer whose hooks are called from here on."""
+        if described["kind"] not in self.makers:
+            raise Unsupported(f"kind={described['kind']}")
+        self.built = self.makers[described["kind"]](described)
 
     def grad(self, name: str) -> Callable[[Function], Function]:
         """Register `function(cotangents, **tensors and settings) -> {input: gradient}` for a NumPy implementation."""

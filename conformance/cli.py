@@ -17,7 +17,8 @@ from rich.table import Column, Table
 from statescan.conformance import report as reports
 from statescan.conformance.adapters import SHIPPED
 from statescan.conformance.runner import FULL, QUICK, Selection, Target, run, target
-from statescan.goldens.store import FormatError, load_faults, load_vectors, vector_text
+from statescan.conformance.traces import is_trace, operation
+from statescan.goldens.store import FormatError, kind_of, load_corpus, load_faults, vector_text
 from statescan.spec.contract import PROFILES
 
 console = Console()
@@ -36,20 +37,22 @@ def list_vectors(only: tuple[str, ...], profile: str) -> None:
     """List vectors: id, class, clauses, operation, why."""
     selection = Selection(profile, only)
     table = Table(Column("id", no_wrap=True), "class", "clauses", "operation", "why", box=None, pad_edge=False)
-    rows = [v for v in load_vectors().values() if selection.picks(v)]
+    rows = [v for v in load_corpus().values() if selection.picks(v)]
     for v in rows:
-        table.add_row(v["id"], v["class"], " ".join(v["clauses"]), v["op"], v["why"])
+        table.add_row(v["id"], v["class"], " ".join(v["clauses"]), operation(v), v["why"])
     console.print(table)
-    console.print(f"{len(rows)} vectors")
+    traces = len([v for v in rows if is_trace(v)])
+    console.print(f"{len(rows) - traces} vectors, {traces} traces")
 
 
 @main.command()
 @click.argument("identifier")
 def show(identifier: str) -> None:
-    """Show one vector (by id), clause (by label) or known fault (by id)."""
-    vectors, faults = load_vectors(), load_faults()
+    """Show one vector or trace (by id), clause (by label) or known fault (by id)."""
+    vectors, faults = load_corpus(), load_faults()
     if identifier in vectors:
-        console.print(vector_text(vectors[identifier]), markup=False, highlight=False, soft_wrap=True)
+        text = vector_text(vectors[identifier], kind_of(vectors[identifier]))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
     text = reports.clause_text(identifier)
     if text:
@@ -125,7 +128,7 @@ def regen(mode: str, dispatch: bool, allow_change: str | None) -> None:
     wrong = regenerate.check() + (regenerate.check_dispatch() if dispatch else [])
     for line in wrong:
         console.print(line, markup=False, highlight=False)
-    console.print(f"{len(load_vectors())} vectors checked, {len(wrong)} not as computed")
+    console.print(f"{len(load_corpus())} vectors checked, {len(wrong)} not as computed")
     sys.exit(1 if wrong else 0)
 
 

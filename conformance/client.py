@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from statescan import __version__
-from statescan.conformance.calls import Call, Reply
+from statescan.conformance.calls import Array, Call, Reply
 from statescan.conformance.transport import open_tensors, write_blank, write_inputs
 from statescan.goldens.store import FormatError, check_schema
 from statescan.spec.contract import RULES_VERSION
@@ -61,6 +62,19 @@ class Client:
         self._log.close()
         self._scratch.cleanup()
 
+    def setup(self, mixer: Mapping[str, Any], vector: str = "") -> Reply:
+        """Have the child make the mixer that the hook calls after this one are for."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        try:
+            answer = self._ask({"cmd": "setup", "vector": vector, "mixer": dict(mixer)}, self.run_seconds)
+        except TimeoutError:
+            self._kill()
+            return Reply("timeout", message=f"no answer within {self.run_seconds:g} s")
+        except ProtocolError as error:
+            return self._died(str(error))
+        return _reply(answer)
+
     def run(self, call: Call, *, vector: str = "", name: str = "a") -> Reply:
         """One call; a dead or late child is one reply, and a new child takes over."""
         if self._process is None or self._process.poll() is not None:
@@ -91,9 +105,7 @@ class Client:
                    open_tensors(self.folder, f"{number}.out", outputs).items()}  # fmt: skip
         for suffix in ("in", "out"):
             (self.folder / f"{number}.{suffix}").unlink()
-        status = "ok" if answer["ok"] else answer.get("status", "error")
-        return Reply(status, written, answer.get("value"), str(answer.get("error", "")),
-                     str(answer.get("message", answer.get("need", ""))), float(answer.get("ms", 0.0)))  # fmt: skip
+        return _reply(answer, written)
 
     def _died(self, reason: str) -> Reply:
         code = self._process.poll() if self._process is not None else None
@@ -184,6 +196,12 @@ class Client:
         size = self._log.tell()
         self._log.seek(max(0, size - 1500))
         return self._log.read().decode("utf-8", "replace").strip()[-600:]
+
+
+def _reply(answer: Message, outputs: Mapping[str, Array] | None = None) -> Reply:
+    status = "ok" if answer["ok"] else answer.get("status", "error")
+    return Reply(status, outputs or {}, answer.get("value"), str(answer.get("error", "")),
+                 str(answer.get("message", answer.get("need", ""))), float(answer.get("ms", 0.0)))  # fmt: skip
 
 
 def python_command(target: str) -> list[str]:

@@ -50,7 +50,7 @@ class Verdict:
     status: str
     message: str = ""
     tensor: str = ""
-    place: Mapping[str, int] = field(default_factory=dict)
+    place: Mapping[str, int | str] = field(default_factory=dict)
     score: float | None = None
 
     @property
@@ -296,14 +296,14 @@ def _fail(status: str, call: Call, name: str, bad: Any, got: Array, want: Array 
     place = locate(call, name, index)
     where = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in place.items())
     spot = f"{name}[{', '.join(map(str, index))}]"
-    wanted = "" if want is None else f", expected {_shown(want[index])}"
+    wanted = "" if want is None else f", expected {shown(want[index])}"
     count = int(bad.sum())
     more = f"; {count} of {bad.size} elements" if count > 1 else ""
     spot += f" ({where})" if where else ""
-    return Verdict(status, f"{spot}: got {_shown(got[index])}{wanted}{more}", name, place)
+    return Verdict(status, f"{spot}: got {shown(got[index])}{wanted}{more}", name, place)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     x = float(value)
     return str(int(x)) if np.isfinite(x) and x == int(x) and abs(x) < 2**53 else repr(x)
 

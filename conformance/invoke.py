@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,9 @@ from unittest import mock
 import numpy as np
 
 from statescan.conformance.adapter import Adapter, Unsupported
-from statescan.conformance.calls import Array, Call, Reply
+from statescan.conformance.calls import Array, Call, Reply, span
+from statescan.conformance.hooks import HOOKS, MIXIN, hook_arguments
+from statescan.conformance.replay_toy import run_toy
 from statescan.goldens.tensors import DTYPES, NAMES
 from statescan.spec.contract import ERRORS, OPERATIONS, PACKED_SEQ_FIELDS, PackedSeqParams
 
@@ -24,13 +27,14 @@ NOTHING = "None"
 
 def invoke(adapter: Adapter, call: Call) -> Reply:
     """Run `call`; the reply holds its results and every input as the call left it."""
-    function = adapter.operations.get(call.op)
+    hook = call.op in (*HOOKS, MIXIN)
+    function = getattr(adapter.built, call.op, None) if hook else adapter.operations.get(call.op)
     if function is None:
         return Reply("unsupported", message=call.op)
     started = time.perf_counter()
     try:
         with _installed(call.installed):
-            results, value = _run(adapter, function, call)
+            results, value = (_run_hook if hook else _run)(adapter, function, call)
     except Unsupported as error:
         return Reply("unsupported", message=error.need)
     except Exception as error:  # whatever an implementation raises is a result
@@ -60,10 +64,10 @@ def _run(adapter: Adapter, function: Any, call: Call) -> tuple[dict[str, Array],
     given = _arguments(call, tensors)
     if call.grad is not None and adapter.arrays == "torch":
         return _torch_grad(function, call, given, adapter.device), None
-    returned = function(**given)
-    for name, array in call.tensors.items():
-        if adapter.device != "cpu":
-            array[...] = back(tensors[name], "cpu")
+    try:
+        returned = function(**given)
+    finally:
+        _bring_back(adapter, call, tensors)
     if not op.results:
         return {}, list(returned) if isinstance(returned, tuple) else returned
     parts = returned if isinstance(returned, tuple) else (returned,)
@@ -75,6 +79,30 @@ def _run(adapter: Adapter, function: Any, call: Call) -> tuple[dict[str, Array],
         gradients = adapter.gradients[call.op](cotangents, **given)
         results.update({f"grad.{name}": gradients[name].astype(call.tensors[name].dtype) for name in call.grad.of})
     return results, None
+
+
+def _run_hook(adapter: Adapter, function: Any, call: Call) -> tuple[dict[str, Array], Any]:
+    to, back = (to_torch, from_torch) if adapter.hook_arrays == "torch" else (_same, _same)
+    tensors = {name: to(array, adapter.device) for name, array in call.tensors.items()}
+    value = None
+    try:
+        if "toy" in call.args:
+            out, value = run_toy(adapter.built, call.args["toy"], tensors, lambda tensor: back(tensor, "cpu"))
+        else:
+            if call.op == MIXIN:
+                adapter.built.layer_number = call.args["layer_number"]
+            out = function(*hook_arguments(call.op, tensors, call.args))
+    finally:
+        _bring_back(adapter, call, tensors)
+    first = out[0] if isinstance(out, tuple) else out
+    return {plan.name: np.asarray(back(first, "cpu")) for plan in call.results if first is not None}, value
+
+
+def _bring_back(adapter: Adapter, call: Call, tensors: Mapping[str, Any]) -> None:
+    """What a device holds after a call, a refused one too, into the arrays that are compared."""
+    if adapter.device != "cpu":
+        for name, array in call.tensors.items():
+            array[...] = from_torch(tensors[name], "cpu")
 
 
 def _arguments(call: Call, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,3 +208,12 @@ def _installed(versions: Mapping[str, str | None]) -> Iterator[None]:
 
     with mock.patch.object(metadata, "version", version):
         yield
+
+def isolated(call: Call) -> Call:
+    """The call on copies of its tensors with the same strides, so that an in-process model cannot change the story."""
+    return replace(call, tensors={name: _copy(array) for name, array in call.tensors.items()})
+
+
+def _copy(array: Array) -> Array:
+    whole = span(array).copy()
+    return np.lib.stride_tricks.as_strided(whole, array.shape, array.strides) if array.size else array.copy()

@@ -15,7 +15,7 @@ import numpy as np
 
 from statescan.conformance.adapter import Adapter
 from statescan.conformance.adapters.reference import adapter as reference
-from statescan.conformance.calls import Array, Call, Gradient, default_type, in_place, plan_results, span
+from statescan.conformance.calls import Array, Call, Gradient, default_type, in_place, plan_results
 from statescan.conformance.invoke import invoke
 from statescan.conformance.lifts import Story
 from statescan.goldens.tensors import NAMES
@@ -122,13 +122,3 @@ def result_types(story: Story) -> dict[str, str]:
     op = OPERATIONS[story.op]
     types = {r.name: default_type(r, story.tensors) for r in op.results}
     return types | {name: NAMES[story.tensors[name].dtype] for name in in_place(story.op, story.tensors)}
-
-
-def isolated(call: Call) -> Call:
-    """The call on copies of its tensors with the same strides, so that an in-process model cannot change the story."""
-    return replace(call, tensors={name: _copy(array) for name, array in call.tensors.items()})
-
-
-def _copy(array: Array) -> Array:
-    whole = span(array).copy()
-    return np.lib.stride_tricks.as_strided(whole, array.shape, array.strides) if array.size else array.copy()

@@ -1,46 +1,61 @@
 """Replay a trace on someone's two hooks: edits are made here, every number is compared, the first bad place told.
 
-An implementation is an object with `ssm_decode` and `ssm_prefill` (torch tensors or NumPy arrays); with
-`ssm_dynamic_inference` and identity projections the same trace also runs through its mixin, or through a stack of its
-layers. Nothing of the reference is needed. Order of judgement, first failure wins: the decode hook's outputs, its
-buffers, the prefill hook's outputs, its buffers, inputs and unaddressed slots, pools after the hooks, pools after the
-edits.
+Every hook is a call like that of an operation, made through `run`: in this process on an object with `ssm_decode` and
+`ssm_prefill` (`replay`), or in the child of an adapter (`statescan.conformance.traces`). With `ssm_dynamic_inference`
+and identity projections the same trace also runs through a mixin, or through a stack of its layers. Nothing of the
+reference is needed. Order of judgement, first failure wins: the decode hook's outputs, its buffers, the prefill hook's
+outputs, its buffers, inputs and unaddressed slots, pools after the hooks, pools after the edits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from statescan.conformance.compare import differs
-from statescan.conformance.invoke import from_torch, to_torch
-from statescan.goldens.tensors import Array, bits, narrow, number
+from statescan.conformance.adapter import Adapter
+from statescan.conformance.calls import Call, Plan, Reply
+from statescan.conformance.compare import Verdict, differs, judge_reply, shown
+from statescan.conformance.hooks import ENTRIES, MIXIN, POOLS, SNAPSHOTS
+from statescan.conformance.invoke import invoke, isolated
+from statescan.conformance.transport import is_blank
+from statescan.goldens.tensors import Array, bits, filled, from_nested
 
+Trace = Mapping[str, Any]
+Step = Mapping[str, Any]
 Event = Mapping[str, Any]
+Edit = Callable[[Any, Event], None]
+Run = Callable[[Call, str], Reply]
 Pair = tuple[Array, Array]
 """Window and state."""
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+Place = dict[str, "int | str"]
 
-_WORDS = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+PASS = Verdict("pass")
+BUFFERS: dict[str, tuple[str, ...]] = {"decode": ENTRIES, "prefill": SNAPSHOTS}
+WIDE = ("batch_indices_decode", "intermediate_chunk_indices")
+"""Arrays of a context that have 64 bits upstream."""
 
 
-@dataclass(frozen=True)
-class Told:
-    """What became of a replay: `pass`, or a status with the step, the field and the first bad place."""
+class Types(NamedTuple):
+    """Element types of a replay: projected rows, outputs, the window and the state pool (their buffers follow)."""
 
-    status: str
-    message: str = ""
-    step: int | None = None
-    field: str = ""
-    place: tuple[int, ...] = ()
+    rows: str = "f32"
+    out: str = "f32"
+    conv: str = "f32"
+    state: str = "f32"
 
-    @property
-    def passed(self) -> bool:
-        return self.status == "pass"
+
+F32 = Types()
+
+
+def types_of(trace: Trace) -> Types:
+    """The element types a trace is written in."""
+    pool = trace["sizes"].get("pool_dtype", "f32")
+    return Types(conv=pool, state=pool)
 
 
 @dataclass(eq=False)
@@ -55,45 +70,24 @@ class Memory:
     saved: dict[str, Pair] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trace: Mapping[str, Any], shapes: Shapes | None = None) -> Memory:
+    def of(cls, trace: Trace, shapes: Shapes | None = None, types: Types | None = None) -> Memory:
         """Memory as a trace finds it: pools of `pool_fill`, buffers of `scratch_fill`."""
-        sizes, shapes = trace["sizes"], shapes or slot_shapes(trace)
+        sizes, shapes, types = trace["sizes"], shapes or slot_shapes(trace), types or types_of(trace)
         slots, drafts, snapshots = sizes["slots"], 1 + sizes.get("max_drafts", 0), sizes.get("max_snapshots", 0)
-        pool, scratch = sizes.get("pool_dtype", "f32"), sizes.get("scratch_dtype", "f32")
+        names = (types.conv, types.state)
+        fills = sizes.get("pool_fill", "nan"), sizes.get("scratch_fill", "nan")
 
-        def pair(lead: tuple[int, ...], name: str, fill: Any) -> Pair:
-            first, second = (filled((*lead, *shape), fill, name) for shape in shapes)
+        def pair(lead: tuple[int, ...], fill: Any) -> Pair:
+            first, second = (filled((*lead, *shape), fill, name) for shape, name in zip(shapes, names, strict=True))
             return first, second
 
-        return cls(
-            pair((slots,), pool, sizes.get("pool_fill", "nan")),
-            pair((slots, drafts), scratch, sizes.get("scratch_fill", "nan")),
-            pair((snapshots,), scratch, sizes.get("scratch_fill", "nan")), (pool, pool),
-        )  # fmt: skip
+        return cls(pair((slots,), fills[0]), pair((slots, drafts), fills[1]), pair((snapshots,), fills[1]), names)
 
 
-def slot_shapes(trace: Mapping[str, Any]) -> Shapes:
+def slot_shapes(trace: Trace) -> Shapes:
     """Shapes of a window and of a state: those of what each request leaves."""
     alone = next(iter(trace["alone"].values()))
     return np.shape(alone["conv_state"]), np.shape(alone["ssm_state"])
-
-
-def filled(shape: tuple[int, ...], fill: Any, dtype: str) -> Array:
-    """A tensor of one number; NaN in the bit pattern of the formats."""
-    return narrow(np.full(shape, _WORDS.get(fill, fill), np.float64), dtype)
-
-
-def nested(array: Array) -> Any:
-    """An array as nested lists of JSON numbers."""
-    return [nested(row) for row in array] if array.ndim else number(array)
-
-
-def read(values: Any, dtype: str) -> Array:
-    """Nested lists of JSON numbers as an array of this element type; one that it cannot hold is refused."""
-    def plain(value: Any) -> Any:
-        return [plain(v) for v in value] if isinstance(value, list) else _WORDS.get(value, value)
-
-    return narrow(np.array(plain(values), np.float64), dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -128,229 +122,244 @@ def edit(memory: Memory, event: Event) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Who is where
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Book:
+    """Which request a row, a slot or a snapshot belongs to, by the program of a trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.program = {step["step"]: step for step in trace.get("program", [])}
+        self.owner: dict[int, str] = {}
+        self.now: Step = {}
+
+    def turn(self, step: Step) -> None:
+        """Take note of who is admitted in a step; an owner is known until the next one comes."""
+        self.now = self.program.get(step["step"], {})
+        self.owner |= {given["slot"]: given["request"] for given in self.now.get("admit", [])}
+
+    def row(self, hook: str, n: int) -> Place:
+        """The request of a row of one partition; padding has none."""
+        rows = self.now.get(hook, [])
+        return {"request": rows[n]["request"]} if n < len(rows) else {}
+
+    def slot(self, slot: int) -> Place:
+        """The request that holds a slot, or held it last."""
+        return {"request": self.owner[slot]} if slot in self.owner else {}
+
+    def snapshot(self, i: int) -> Place:
+        """The request of a snapshot row."""
+        order = [row["request"] for row in self.now.get("prefill", [])]
+        wanted = sorted((order.index(given["request"]), given["position"]) for given in self.now.get("snapshot", []))
+        return {"request": order[wanted[i][0]], "position": wanted[i][1]} if i < len(wanted) else {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Replaying
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Arrays:
-    """The implementation's kind of tensor, and where it lies."""
+class Arrays(NamedTuple):
+    """The implementation's kind of tensor ("torch", "numpy"), and where it lies."""
 
     kind: str = "torch"
     device: str = "cpu"
 
-    def give(self, array: Array) -> Any:
-        """An array as the implementation wants it; over the same memory on a CPU."""
-        return to_torch(array, self.device) if self.kind == "torch" else array
-
-    def take(self, tensor: Any) -> Array:
-        """What the implementation returned, or holds, as an array."""
-        return from_torch(tensor, "cpu") if self.kind == "torch" else np.asarray(tensor)
-
 
 def replay(
-    trace: Mapping[str, Any], hooks: Any, *, arrays: Arrays | None = None, derived: bool = True,
-    through: str = "hooks", edits: Callable[[Any, Event], None] = edit, row_dtype: str = "f32",
-) -> Told:  # fmt: skip
-    """Replay every step; the first failure, or `pass`.
+    trace: Trace, mixer: Any, *, arrays: Arrays | None = None, derived: bool = True, through: str = "hooks",
+    edits: Edit = edit, types: Types | None = None,
+) -> Verdict:  # fmt: skip
+    """Replay every step on a mixer in this process; the first failure, or `pass`."""
+    return replay_calls(trace, on_object(mixer, arrays or Arrays()), derived=derived, through=through, edits=edits,
+                        types=types)  # fmt: skip
+
+
+def on_object(mixer: Any, arrays: Arrays) -> Run:
+    """Calls of the hooks of an object."""
+    adapter = Adapter("object", arrays=arrays.kind, device=arrays.device)
+    adapter.built = mixer
+    return lambda call, name: invoke(adapter, isolated(call))
+
+
+def replay_calls(
+    trace: Trace, run: Run, *, derived: bool = True, through: str = "hooks", edits: Edit = edit,
+    types: Types | None = None,
+) -> Verdict:  # fmt: skip
+    """Replay every step, each hook a call through `run`; the first failure, or `pass`.
 
     `derived` False leaves out the arrays that follow from others. `through` is "hooks", "mixin" (rows of one step in
     packed order through `ssm_dynamic_inference`) or "stack" (two recurrent layers with an attention layer between).
     `edits` replaces the engine's edits, which is how a faulty engine is tried.
     """
-    one = Replay(trace, hooks, arrays or Arrays(), derived, edits, row_dtype)
+    one = Replay(trace, run, derived, edits, types or types_of(trace))
     for step in trace["steps"]:
-        for told in (one.through_hooks(step) if through == "hooks" else one.through_mixin(step, through == "stack")):
-            if not told.passed:
-                return told
-    return Told("pass")
+        one.book.turn(step)
+        for verdict in (one.through_hooks(step) if through == "hooks" else one.through_mixin(step, through == "stack")):
+            if not verdict.passed:
+                return verdict
+    return PASS
 
 
 @dataclass
 class Replay:
     """One replay under way."""
 
-    trace: Mapping[str, Any]
-    hooks: Any
-    arrays: Arrays
-    derived: bool
-    edits: Callable[[Any, Event], None]
-    row_dtype: str
+    trace: Trace
+    run: Run
+    derived: bool = True
+    edits: Edit = edit
+    types: Types = F32
 
     def __post_init__(self) -> None:
-        self.layers = [Memory.of(self.trace), Memory.of(self.trace)]
-        self.truth = Memory.of(self.trace)  # what every tensor must hold, by the trace
-
-    @property
-    def memory(self) -> Memory:
-        return self.layers[0]
+        self.layers = [Memory.of(self.trace, types=self.types) for _ in range(2)]
+        self.truth = Memory.of(self.trace, types=self.types)  # what every buffer must hold, by the trace
+        self.book = Book(self.trace)
+        state = ("head", "channel", "state_column") if self.trace["mixer"]["kind"] == "mamba2" else (
+            "value_head", "key", "value")  # fmt: skip
+        self.axes = dict(zip((*POOLS, *ENTRIES, *SNAPSHOTS), (("channel", "column"), state) * 3, strict=True))
 
     # One step through the two hooks -------------------------------------------------------------------------------
 
-    def through_hooks(self, step: Mapping[str, Any]) -> Iterator[Told]:
+    def through_hooks(self, step: Step) -> Iterator[Verdict]:
         """Edits, decode, prefill, edits."""
-        self.edit(step["before"], [self.memory])
-        before = [pool.copy() for pool in self.memory.pools]
-        if "decode" in step:
-            given = step["decode"]
-            rows, entries = read(given["zxBCdt"], self.row_dtype), self.entries(given)
-            slots = np.array(given["batch_indices"], np.int64)
-            yield from self.call(step, "decode", rows, entries, lambda x, pools, buffers: self.hooks.ssm_decode(
-                x, *pools, self.arrays.give(slots), *buffers))  # fmt: skip
-        if "prefill" in step:
-            given = step["prefill"]
-            rows = read(given["zxBCdt"], self.row_dtype)
-            yield from self.call(
-                step, "prefill", rows, list(self.memory.snapshots),
-                lambda x, pools, buffers: self.hooks.ssm_prefill(x, *pools, self.context(step, [pools], buffers)),
-            )  # fmt: skip
-        yield from self.compare_pools(step, before, self.memory)
+        memory = self.layers[0]
+        self.edit(step["before"], [memory])
+        before = [pool.copy() for pool in memory.pools]
+        for hook, buffers in (("decode", self.entries(step, memory)), ("prefill", memory.snapshots)):
+            if hook in step:
+                yield from self.call_hook(step, hook, memory, buffers)
+        yield from self.compare_pools(step, before, memory)
 
-    def call(
-        self, step: Mapping[str, Any], hook: str, rows: Array, buffers: Sequence[Array], run: Callable[..., Any]
-    ) -> Iterator[Told]:
+    def call_hook(self, step: Step, hook: str, memory: Memory, buffers: Sequence[Array]) -> Iterator[Verdict]:
         """One hook: called, and its outputs, buffers and inputs compared."""
-        kept, want = rows.copy(), step[hook]["expect"]
-        given = self.arrays.give(rows)
-        pools = [self.arrays.give(pool) for pool in self.memory.pools]
-        handed = [self.arrays.give(buffer) for buffer in buffers]
-        try:
-            y = run(given, pools, handed)
-        except Exception as error:  # whatever an implementation raises is a result
-            yield Told("error", f"{type(error).__name__}: {error}", step["step"], f"{hook}")
-            return
-        self.collect(zip([*self.memory.pools, *buffers], [*pools, *handed], strict=True))
-        yield self.compare(step, f"{hook}.y", self.arrays.take(y), read(want["y"], self.row_dtype))
-        names = _BUFFERS[hook]
-        for name, buffer, truth in zip(names, buffers, self.true_buffers(hook), strict=False):
-            view = truth[:, : buffer.shape[1]] if hook == "decode" else truth
-            if name in want:
-                view[...] = read(want[name], "f32").astype(view.dtype)
-            yield self.compare(step, f"{hook}.{name}", buffer, view)
-        if differs(self.arrays.take(given), kept, "bits").any():
-            yield Told("fail.touched", f"step {step['step']}: {hook} wrote its input zxBCdt", step["step"],
-                       f"{hook}.zxBCdt")  # fmt: skip
+        given, want = step[hook], step[hook]["expect"]
+        changed = dict(zip((*POOLS, *BUFFERS[hook]), (*memory.pools, *buffers), strict=False))
+        y = from_nested(want["y"], self.types.out)
+        tensors = {"zxBCdt": from_nested(given["zxBCdt"], self.types.rows), **changed}
+        args: dict[str, Any] = {}
+        if hook == "decode":
+            tensors["batch_indices"] = np.array(given["batch_indices"], np.int64)
+        else:
+            tensors |= self.metadata(step)
+            args = self.sizes(step, len(tensors["zxBCdt"]), 1)
+        call = Call(f"ssm_{hook}", args, tensors, (Plan("y", self.types.out, y.shape),))
+        reply, kept = self.send(step, hook, call, changed)
+        yield self.early(step, hook, reply)
+        yield self.compare(step, f"{hook}.y", reply.outputs["y"], y)
+        yield from self.compare_buffers(step, hook, buffers)
+        yield from self.compare_inputs(step, hook, reply, kept)
 
-    def entries(self, given: Mapping[str, Any]) -> list[Array]:
+    def send(self, step: Step, what: str, call: Call, changed: Mapping[str, Array]) -> tuple[Reply, dict[str, Array]]:
+        """Make a call, bring what it changed into memory; the reply, and what its inputs were."""
+        kept = {name: array.copy() for name, array in call.tensors.items() if name not in changed}
+        reply = self.run(call, f"step {step['step']}, {what}")
+        for name, array in changed.items():
+            after = reply.outputs.get(f"after.{name}")
+            if after is not None and after is not array:
+                array[...] = after
+        return reply, kept
+
+    def early(self, step: Step, what: str, reply: Reply) -> Verdict:
+        """The failure that a reply is by itself, else a pass."""
+        found = judge_reply(reply)
+        if found is None:
+            return PASS
+        return Verdict(found.status, f"step {step['step']}: {what}: {found.message}", what, {"step": step["step"]})
+
+    def entries(self, step: Step, memory: Memory) -> tuple[Array, ...]:
         """The intermediate buffers of a decode call with drafts, as many entries as tokens."""
-        if not given["intermediates"]:
-            return []
-        count = len(given["zxBCdt"][0]) if given["zxBCdt"] else 1
-        return [array[:, :count] for array in self.memory.entries]
+        count = self.drafts(step)
+        return tuple(array[:, : count + 1] for array in memory.entries) if count is not None else ()
 
-    def true_buffers(self, hook: str) -> Pair:
-        return self.truth.entries if hook == "decode" else self.truth.snapshots
+    @staticmethod
+    def drafts(step: Step) -> int | None:
+        """Drafts a row of a step whose decode hook is given intermediates; None where it is given none."""
+        decode = step.get("decode")
+        if not decode or not decode["intermediates"]:
+            return None
+        return len(decode["zxBCdt"][0]) - 1 if decode["zxBCdt"] else 0
 
-    def collect(self, pairs: Any) -> None:
-        """Bring back what lies on a device."""
-        for array, tensor in pairs:
-            if self.arrays.kind == "torch" and self.arrays.device != "cpu":
-                array[...] = self.arrays.take(tensor)
+    # What the hooks read of a context -----------------------------------------------------------------------------
 
-    def context(
-        self, step: Mapping[str, Any], layers: Sequence[Sequence[Any]], snapshots: Sequence[Any],
-        entries: Sequence[Sequence[Any]] = (), rows: int = 0,
-    ) -> Any:  # fmt: skip
-        """A context with the attributes that hooks and mixins read, and no others; no class of ours."""
+    def metadata(self, step: Step) -> dict[str, Array]:
+        """The arrays of a context, those that follow from others too unless they are left out."""
         decode, prefill = step.get("decode"), step.get("prefill")
-        metadata: dict[str, Any] = {}
-        for source in ([prefill["context"]] if prefill else []) + ([prefill["derived"]] if prefill and self.derived
-                                                                    else []):  # fmt: skip
-            for name, value in source.items():
-                wide = name == "intermediate_chunk_indices"
-                metadata[name] = self.arrays.give(np.array(value, np.int64 if wide else np.int32))
+        found: dict[str, Any] = {}
+        if prefill:
+            found |= {**prefill["context"], **(prefill["derived"] if self.derived else {})}
         if decode:
-            metadata["batch_indices_decode"] = self.arrays.give(np.array(decode["batch_indices"], np.int64))
+            found["batch_indices_decode"] = decode["batch_indices"]
         real_decode, real = self.real_tokens(step)
-        counts = np.array([real_decode, real - real_decode], np.int32)
-        metadata["device_decode_prefill"] = self.arrays.give(counts)
-        drafts = len(decode["zxBCdt"][0]) - 1 if decode and decode["intermediates"] else 0
+        found["device_decode_prefill"] = [real_decode, real - real_decode]
+        return {name: np.array(value, np.int64 if name in WIDE else np.int32) for name, value in found.items()}
 
-        def states(number: int, intermediate: bool = False) -> Any:
-            slab = (None, 0, None, 1)[number]
-            assert slab is not None
-            return (entries if intermediate else layers)[slab]
-
-        return SimpleNamespace(
-            mamba_metadata=SimpleNamespace(**metadata), num_speculative_tokens=drafts,
-            mamba_slot_allocator=SimpleNamespace(intermediate_conv_out=snapshots[0], intermediate_ssm_out=snapshots[1]),
-            padded_batch_dimensions=SimpleNamespace(
-                token_count=rows, decode_req_count=len(decode["batch_indices"]) if decode else 0,
-                prefill_req_count=len(prefill["context"]["batch_indices_prefill"]) if prefill else 0,
-            ),
-            padding_slice=slice(real, rows), mamba_states_cache=states, layer_map=(0, None, 1),
-        )  # fmt: skip
+    def sizes(self, step: Step, rows: int, layers: int) -> dict[str, Any]:
+        """The padded sizes of a step, and where its layers are: two recurrent ones with another between."""
+        decode, prefill = step.get("decode"), step.get("prefill")
+        return {
+            "token_count": rows, "decode_req_count": len(decode["batch_indices"]) if decode else 0,
+            "prefill_req_count": len(prefill["context"]["batch_indices_prefill"]) if prefill else 0,
+            "num_speculative_tokens": self.drafts(step) or 0, "padding": [self.real_tokens(step)[1], rows],
+            "layers": layers, "layer_map": [0, None, 1],
+        }  # fmt: skip
 
     # One step through the mixin -----------------------------------------------------------------------------------
 
-    def through_mixin(self, step: Mapping[str, Any], stacked: bool) -> Iterator[Told]:
+    def through_mixin(self, step: Step, stacked: bool) -> Iterator[Verdict]:
         """All rows of a step in packed order: real decode rows, real prefill rows, padding of NaN, one row more."""
         layers = self.layers if stacked else self.layers[:1]
         self.edit(step["before"], layers)
         before = [[pool.copy() for pool in memory.pools] for memory in layers]
         if "decode" in step or "prefill" in step:
-            yield from self.layer_steps(step, layers)
+            hidden, wanted = self.packed_rows(step)
+            for layer in range(len(layers)):
+                yield from self.call_layer(step, layer, layers, hidden, wanted)
         for memory, pools in zip(layers[::-1], before[::-1], strict=True):
             yield from self.compare_pools(step, pools, memory)
 
-    def layer_steps(self, step: Mapping[str, Any], layers: Sequence[Memory]) -> Iterator[Told]:
-        """The step in every recurrent layer, one after the other."""
-        hidden, wanted = self.packed_rows(step)
-        for layer, memory in zip((1, 3), layers, strict=False):
-            yield from self.layer_step(step, layer, memory, layers, hidden, wanted)
-
-    def layer_step(
-        self, step: Mapping[str, Any], layer: int, memory: Memory, layers: Sequence[Memory], hidden: Array,
-        wanted: Array,
-    ) -> Iterator[Told]:  # fmt: skip
+    def call_layer(
+        self, step: Step, layer: int, layers: Sequence[Memory], hidden: Array, wanted: Array
+    ) -> Iterator[Verdict]:
         """One recurrent layer's step; the layers are copies of one mixer, so each must give the same."""
-        self.hooks.layer_number = layer
-        decode = step.get("decode")
-        count = len(decode["zxBCdt"][0]) if decode and decode["intermediates"] else 0
-        # a step without drafts hands no entries to its hook; a mixin that takes them all the same is seen to write them
-        arrays = [[*m.pools, *(e[:, : count or None] for e in m.entries), *m.snapshots] for m in layers]
-        given = [[self.arrays.give(array) for array in own] for own in arrays]
-        own = given[layers.index(memory)]
-        context = self.context(step, [g[:2] for g in given], own[4:], [g[2:4] for g in given], len(hidden))
-        rows = hidden.copy()
-        try:
-            out, _ = self.hooks.ssm_dynamic_inference(self.arrays.give(rows), context)
-        except Exception as error:  # whatever an implementation raises is a result
-            yield Told("error", f"{type(error).__name__}: {error}", step["step"], "mixin")
-            return
-        for mine, theirs in zip(arrays, given, strict=True):
-            self.collect(zip(mine, theirs, strict=True))
-        yield self.compare(step, f"mixin.out, layer {layer}", self.arrays.take(out), wanted)
-        if differs(rows, hidden, "bits").any():
-            yield Told("fail.touched", f"step {step['step']}: hidden_states was written", step["step"], "mixin.in")
-        for hook, buffers in (("decode", memory.entries), ("prefill", memory.snapshots)):
-            for name, buffer, truth in zip(_BUFFERS[hook], buffers, self.true_buffers(hook), strict=True):
-                want = step.get(hook, {}).get("expect", {}).get(name)
-                if want is not None:
-                    view = truth[:, :count] if hook == "decode" else truth
-                    view[...] = read(want, "f32").astype(truth.dtype)
-                yield self.compare(step, f"{hook}.{name}, layer {layer}", buffer, truth)
+        number, own = 1 + 2 * layer, layers[layer]
+        changed = dict(zip(SNAPSHOTS, own.snapshots, strict=True))
+        for i, memory in enumerate(layers):
+            # a step without drafts hands no entries to its hook: a mixin that takes them all the same is seen
+            given = (*memory.pools, *(self.entries(step, memory) or memory.entries))
+            changed |= {f"{name}.{i}": array for name, array in zip((*POOLS, *ENTRIES), given, strict=True)}
+        tensors = {"hidden_states": hidden.copy(), **changed, **self.metadata(step)}
+        args = {**self.sizes(step, len(hidden), len(layers)), "layer_number": number}
+        call = Call(MIXIN, args, tensors, (Plan("out", self.types.out, wanted.shape),))
+        reply, kept = self.send(step, "mixin", call, changed)
+        yield self.early(step, "mixin", reply)
+        yield self.compare(step, f"mixin.out, layer {number}", reply.outputs["out"], wanted)
+        yield from self.compare_inputs(step, "mixin", reply, kept)
+        for hook, buffers in (("decode", own.entries), ("prefill", own.snapshots)):
+            yield from self.compare_buffers(step, hook, buffers, f", layer {number}")
 
-    def packed_rows(self, step: Mapping[str, Any]) -> tuple[Array, Array]:
+    def packed_rows(self, step: Step) -> tuple[Array, Array]:
         """Hidden rows `[T, 1, D]` of a whole step and what must come out, T as padding asks and one row more."""
         real_decode, real = self.real_tokens(step)
         parts: list[tuple[Array, Array]] = []
         least = 0
         for hook, count in (("decode", real_decode), ("prefill", real - real_decode)):
             if hook in step:
-                rows, y = (read(v, self.row_dtype) for v in (step[hook]["zxBCdt"], step[hook]["expect"]["y"]))
+                rows = from_nested(step[hook]["zxBCdt"], self.types.rows)
+                y = from_nested(step[hook]["expect"]["y"], self.types.out)
                 flat = rows.reshape(-1, 1, rows.shape[-1]), y.reshape(-1, 1, y.shape[-1])
                 least = max(least, len(flat[0]) + (real_decode if hook == "prefill" else 0))
                 parts.append((flat[0][:count], flat[1][:count]))
         total = least + 1
-        hidden = filled((total, 1, parts[0][0].shape[-1]), "nan", self.row_dtype)
-        wanted = filled((total, 1, parts[0][1].shape[-1]), 0, self.row_dtype)
+        hidden = filled((total, 1, parts[0][0].shape[-1]), "nan", self.types.rows)
+        wanted = filled((total, 1, parts[0][1].shape[-1]), 0, self.types.out)
         hidden[:real] = np.concatenate([rows for rows, _ in parts])
         wanted[:real] = np.concatenate([y for _, y in parts])
         return hidden, wanted
 
     @staticmethod
-    def real_tokens(step: Mapping[str, Any]) -> tuple[int, int]:
+    def real_tokens(step: Step) -> tuple[int, int]:
         """Real decode tokens, and all real tokens."""
         decode, prefill = step.get("decode"), step.get("prefill")
         per_row = len(decode["zxBCdt"][0]) if decode and decode["zxBCdt"] else 0
@@ -364,42 +373,96 @@ class Replay:
             for memory in layers:
                 self.edits(memory, event)
 
-    def compare_pools(self, step: Mapping[str, Any], before: Sequence[Array], memory: Memory) -> Iterator[Told]:
+    def compare_buffers(self, step: Step, hook: str, buffers: Sequence[Array], more: str = "") -> Iterator[Verdict]:
+        """Entries or snapshots whole: what the step wrote, and what it must have left alone."""
+        truths = self.truth.entries if hook == "decode" else self.truth.snapshots
+        for name, buffer, truth in zip(BUFFERS[hook], buffers, truths, strict=False):
+            want = step.get(hook, {}).get("expect", {}).get(name)
+            if want is not None:
+                whole = from_nested(want, self.types.conv if name == BUFFERS[hook][0] else self.types.state)
+                (truth[:, : whole.shape[1]] if hook == "decode" else truth)[...] = whole
+            yield self.compare(step, f"{hook}.{name}{more}", buffer, truth[:, : buffer.shape[1]])
+
+    def compare_inputs(self, step: Step, what: str, reply: Reply, kept: Mapping[str, Array]) -> Iterator[Verdict]:
+        """What a call was only to read is as it was."""
+        for name, array in kept.items():
+            after = reply.outputs.get(f"after.{name}")
+            if after is not None and differs(after, array, "bits").any():
+                said = f"step {step['step']}: {what} wrote its input {name}"
+                yield Verdict("fail.touched", said, f"{what}.{name}", {"step": step["step"]})
+
+    def compare_pools(self, step: Step, before: Sequence[Array], memory: Memory) -> Iterator[Verdict]:
         """Pools after the hooks, the bits of every slot that no row names, and pools after the edits."""
         named = set(step.get("decode", {}).get("batch_indices", []))
         named |= set(step.get("prefill", {}).get("context", {}).get("batch_indices_prefill", []))
         others = [slot for slot in range(len(before[0])) if slot not in named]
-        for name, pool, old in zip(_POOLS, memory.pools, before, strict=True):
+        for which, (name, pool, old) in enumerate(zip(POOLS, memory.pools, before, strict=True)):
             if (bits(pool[others]) != bits(old[others])).any():
                 slot = next(s for s in others if (bits(pool[s]) != bits(old[s])).any())
-                yield Told("fail.touched", f"step {step['step']}: {name}[{slot}] was written and no row names it",
-                           step["step"], f"pools_after_hooks.{name}", (slot,))  # fmt: skip
-            want = read(step["pools_after_hooks"][name], memory.dtypes[0])
+                said = f"step {step['step']}: {name}[{slot}] was written and no row names it"
+                place = {"step": step["step"], **self.book.slot(slot), "slot": slot}
+                yield Verdict("fail.touched", said, f"pools_after_hooks.{name}", place)
+            want = from_nested(step["pools_after_hooks"][name], memory.dtypes[which])
             yield self.compare(step, f"pools_after_hooks.{name}", pool, want)
         self.edit(step["after"], [memory])
-        for name, pool in zip(_POOLS, memory.pools, strict=True):
-            want = read(step["pools_after_step"][name], memory.dtypes[0])
+        for which, (name, pool) in enumerate(zip(POOLS, memory.pools, strict=True)):
+            want = from_nested(step["pools_after_step"][name], memory.dtypes[which])
             yield self.compare(step, f"pools_after_step.{name}", pool, want)
 
-    def compare(self, step: Mapping[str, Any], name: str, got: Array, want: Array) -> Told:
+    def compare(self, step: Step, name: str, got: Array, want: Array) -> Verdict:
         """Equal as numbers, NaN where NaN is expected; the first bad place in words."""
-        if got.shape != want.shape:
-            said = f"step {step['step']}: {name} has shape {list(got.shape)}, {list(want.shape)} expected"
-            return Told("fail.shape", said, step["step"], name)
         bad = differs(got, want, "equal")
         if not bad.any():
-            return Told("pass")
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
-        values = f"got {number(got[place])}, expected {number(want[place])}"
+            return PASS
+        wild = np.isfinite(want.astype(np.float64)) & ~np.isfinite(got.astype(np.float64))
+        blank = is_blank(got)
+        worst = {"fail.nonfinite": wild & ~blank, "fail.unwritten": bad & blank, "fail.value": bad}
+        status, spots = next((status, spots) for status, spots in worst.items() if spots.any())
+        index = tuple(int(i) for i in np.argwhere(spots)[0])
+        place = {"step": step["step"], **self.locate(step, name, index)}
+        where = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in place.items() if key != "step")
         more = f"; {int(bad.sum())} of {bad.size} elements" if bad.sum() > 1 else ""
-        said = f"step {step['step']}: {name}[{', '.join(map(str, place))}]: {values}{more}"
-        return Told("fail.value", said, step["step"], name, place)
+        spot = f"{name}[{', '.join(map(str, index))}]" + (f" ({where})" if where else "")
+        said = f"step {step['step']}: {spot}: got {shown(got[index])}, expected {shown(want[index])}{more}"
+        return Verdict(status, said, name, place)
+
+    def locate(self, step: Step, field: str, index: tuple[int, ...]) -> Place:
+        """An index in words: the request, its row, token, slot, head, channel."""
+        hook, _, name = field.partition(",")[0].partition(".")
+        if name == "out":
+            return self.locate_packed(step, index)
+        if name == "y" and hook == "decode":
+            return {**self.book.row("decode", index[0]), "row": index[0], "token": index[1], "channel": index[2]}
+        if name == "y":
+            return {**self.locate_piece(step, index[0]), "channel": index[2]}
+        lead: Place
+        if name in SNAPSHOTS:
+            lead = {**self.book.snapshot(index[0]), "snapshot": index[0]}
+        else:
+            lead = {**self.book.slot(index[0]), "slot": index[0], **({"entry": index[1]} if name in ENTRIES else {})}
+        axes = self.axes[name]
+        return {**lead, **dict(zip(axes, index[len(index) - len(axes) :], strict=True))}
+
+    def locate_piece(self, step: Step, token: int) -> Place:
+        """A row of the prefill partition."""
+        offsets = step["prefill"]["context"]["cu_seqlens"]
+        for n, (start, end) in enumerate(pairwise(offsets)):
+            if start <= token < end:
+                return {**self.book.row("prefill", n), "token": token, "segment": n, "offset": token - start}
+        return {"token": token, "past_the_last_offset": offsets[-1]}
+
+    def locate_packed(self, step: Step, index: tuple[int, ...]) -> Place:
+        """A row of a whole step, in packed order."""
+        decoded, real = self.real_tokens(step)
+        row: Place = {"padding_row": index[0]}
+        if index[0] < decoded:
+            count = len(step["decode"]["zxBCdt"][0])
+            row = {**self.book.row("decode", index[0] // count), "packed_row": index[0], "token": index[0] % count}
+        elif index[0] < real:
+            row = {"packed_row": index[0], **self.locate_piece(step, index[0] - decoded)}
+        return {**row, "channel": index[2]}
 
 
-_POOLS = ("conv_state", "ssm_state")
-_BUFFERS = {
-    "decode": ("intermediate_conv_state", "intermediate_ssm_state"),
-    "prefill": ("intermediate_conv_out", "intermediate_ssm_out"),
-}  # fmt: skip
-
-__all__ = ["Arrays", "Memory", "Told", "edit", "filled", "nested", "read", "replay"]
+__all__ = [
+    "Arrays", "Memory", "Replay", "Types", "edit", "on_object", "replay", "replay_calls", "types_of",
+]  # fmt: skip

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from statescan.conformance.compare import Verdict
 from statescan.conformance.mutants import step as models
-from statescan.conformance.replay import Arrays, Memory, Told, edit, nested, replay
+from statescan.conformance.replay import Arrays, Memory, edit, on_object, replay
 from statescan.conformance.replay_toy import replay_toy
 from statescan.goldens.store import load_faults
-from statescan.goldens.tensors import Array, narrow
+from statescan.goldens.tensors import Array, narrow, nested
 from statescan.reference.host.metadata import PREFILL_NAMES, decode_metadata, prefill_metadata
 from statescan.reference.host.mixer_config import MixerConfig, read_config
 from statescan.reference.host.slots import SlotPool
@@ -381,11 +382,12 @@ def trace_kills(trace: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def replay_model(trace: Mapping[str, Any], fault: str | None) -> Told | None:
+def replay_model(trace: Mapping[str, Any], fault: str | None) -> Verdict | None:
     """The first failure of the model with a fault, by its hooks and then through a stack; None where it passes."""
     numpy = Arrays("numpy")
     if trace["mixer"]["kind"] == "toy":
-        told = replay_toy(trace, models.ModelMixer(trace["mixer"], models.build(fault)), arrays=numpy)
+        mixer = models.ModelMixer(trace["mixer"], models.build(fault))
+        told = replay_toy(trace, on_object(mixer, numpy))
         return None if told.passed else told
     for through in ("hooks", "stack"):
         operations = models.build(fault)

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from statescan.conformance.replay import Told, replay
+from statescan.conformance.compare import Verdict
+from statescan.conformance.replay import replay
 from statescan.conformance.replay_program import Engine, describe_alone
 from statescan.reference.host.mixer_config import KINDS, read_config
 from statescan.reference.mixers import build_mixer
@@ -240,7 +241,7 @@ class Scheduler:
         return found
 
 
-def check(kind: str, seed: int, make: Callable[[Mapping[str, Any]], Any] = build_mixer) -> Told:
+def check(kind: str, seed: int, make: Callable[[Mapping[str, Any]], Any] = build_mixer) -> Verdict:
     """One schedule on an implementation, through its hooks, its mixin or a stack by turns; `make` builds its mixer."""
     trace = random_trace(kind, seed)
     return replay(trace, make(trace["mixer"]), through=THROUGH[seed % len(THROUGH)], derived=seed % 2 == 0)

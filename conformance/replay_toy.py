@@ -7,25 +7,33 @@ and with what shape; so the steps of the mixin can be told from each other witho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from statescan.conformance.replay import Arrays, Told, filled, nested
-from statescan.goldens.tensors import Array, bits
+from statescan.conformance.calls import Call, Plan, Reply
+from statescan.conformance.compare import Verdict, judge_reject, judge_reply
+from statescan.conformance.hooks import MIXIN
+from statescan.goldens.tensors import Array, filled, nested
 from statescan.spec.contract import UnsupportedError
 
 BIAS = 7.0
 """What the toy output projection returns beside its rows."""
+Take = Callable[[Any], Array]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On the side of the implementation
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Toy:
     """Hooks and projections of one step; it keeps the log."""
 
-    def __init__(self, step: Mapping[str, Any], arrays: Arrays, context: Any) -> None:
-        self.step, self.arrays, self.context = step, arrays, context
+    def __init__(self, step: Mapping[str, Any], take: Take, context: Any) -> None:
+        self.step, self.take, self.context = step, take, context
         self.log: list[str] = []
 
     def in_proj(self, rows: Any) -> Any:
@@ -43,7 +51,7 @@ class Toy:
         if self.step.get("single") and rows.shape[1] != 1:
             raise UnsupportedError(f"zxBCdt has {rows.shape[1]} tokens a request: this mixer takes 1 (SPEC-7)")
         y = rows * 10
-        for n, slot in enumerate(self.arrays.take(batch_indices).tolist()):
+        for n, slot in enumerate(self.take(batch_indices).tolist()):
             if slot < 0:
                 y[n] = float("nan")
             else:
@@ -54,8 +62,8 @@ class Toy:
         if "prefill" not in self.step.get("hooks", ("decode", "prefill")):
             raise NotImplementedError("ssm_prefill is the mixer's own (STEP-6)")
         self.log.append("prefill" if context is self.context else "prefill with another context")
-        offsets = self.arrays.take(context.mamba_metadata.cu_seqlens).tolist()
-        slots = self.arrays.take(context.mamba_metadata.batch_indices_prefill).tolist()
+        offsets = self.take(context.mamba_metadata.cu_seqlens).tolist()
+        slots = self.take(context.mamba_metadata.batch_indices_prefill).tolist()
         y = rows * 100
         y[offsets[-1] :] = float("nan")
         for n in range(len(offsets) - 1):
@@ -64,82 +72,90 @@ class Toy:
         return y
 
 
-def replay_toy(trace: Mapping[str, Any], mixer: Any, *, arrays: Arrays | None = None) -> Told:
-    """Every step of a toy trace through a mixer's `ssm_dynamic_inference`, whose hooks and projections are replaced."""
-    kind = arrays or Arrays()
-    for step in trace["steps"]:
-        told = _replay_step(trace, step, mixer, kind)
-        if not told.passed:
-            return told
-    return Told("pass")
-
-
-def _replay_step(trace: Mapping[str, Any], step: Mapping[str, Any], mixer: Any, arrays: Arrays) -> Told:
-    slots = trace["sizes"]["slots"]
-    windows, states = filled((slots, 1, 2), "nan", "f32"), filled((slots, 1, 1), "nan", "f32")
-    given = [arrays.give(windows), arrays.give(states)]
-    context = toy_context(step, arrays, given)
-    toy = Toy(step, arrays, context)
+def run_toy(mixer: Any, step: Mapping[str, Any], tensors: Mapping[str, Any], take: Take) -> tuple[Any, dict[str, Any]]:
+    """One step of a mixer whose hooks and projections are the toy's: the output, and the log and bias beside it."""
+    context = toy_context(step, tensors)
+    toy = Toy(step, take, context)
     for name in ("in_proj", "out_proj", "ssm_decode", "ssm_prefill"):
         object.__setattr__(mixer, name, getattr(toy, name))  # past torch's registry of modules
-    rows = np.array(step["hidden"], np.float32)[:, None, None]
-    at, want = step["step"], step["expect"]
-    try:
-        out, bias = mixer.ssm_dynamic_inference(arrays.give(rows.copy()), context)
-    except Exception as error:  # whatever an implementation raises is a result
-        return _refused(step, error, arrays.take(given[1]))
-    if "reject" in want:
-        return Told("fail.accepted", f"step {at}: it took what {want['reject']['error']} should refuse", at, "reject")
-    if toy.log != want["log"]:
-        return Told("fail.value", f"step {at}: it did {toy.log}, {want['log']} expected", at, "log")
-    found = nested(arrays.take(out)[:, 0, 0])
-    if found != want["out"]:
-        return Told("fail.value", f"step {at}: out is {found}, expected {want['out']}", at, "out")
-    if bias is None or nested(arrays.take(bias)) != want["bias"]:
-        return Told("fail.value", f"step {at}: the bias is {bias}, expected {want['bias']}", at, "bias")
-    left = nested(arrays.take(given[1])[:, 0, 0])
-    if left != want["ssm_state"]:
-        return Told("fail.value", f"step {at}: slots hold {left}, expected {want['ssm_state']}", at, "ssm_state")
-    return Told("pass")
+    out, bias = mixer.ssm_dynamic_inference(tensors["hidden_states"], context)
+    return out, {"log": toy.log, "bias": None if bias is None else nested(take(bias))}
 
 
-def _refused(step: Mapping[str, Any], error: Exception, states: Array) -> Told:
-    at, want = step["step"], step["expect"].get("reject")
-    if want is None:
-        return Told("error", f"{type(error).__name__}: {error}", at, "mixin")
-    if (bits(states) != bits(filled(states.shape, "nan", "f32"))).any():
-        return Told("fail.partial", f"step {at}: refused, and ssm_state was changed before", at, "ssm_state")
-    lacking = [words for words in want["mentions"] if words not in str(error)]
-    if type(error).__name__ != want["error"] or lacking:
-        said = f"step {at}: {want['error']} naming {', '.join(want['mentions'])} expected, got {error!r}"
-        return Told("fail.wrong_error", said, at, "reject")
-    return Told("pass")
-
-
-def toy_context(step: Mapping[str, Any], arrays: Arrays, pools: list[Any]) -> Any:
+def toy_context(step: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
     """A context with what a step has; what it `lacks` is not there."""
     decode, prefill = step.get("decode", {}), step.get("prefill", {})
-    tokens, real = decode.get("tokens", 1), sum(slot >= 0 for slot in decode.get("slots", []))
-    offsets = np.array(prefill.get("cu_seqlens", [0]), np.int32)
-    metadata = SimpleNamespace(
-        cu_seqlens=arrays.give(offsets),
-        batch_indices_prefill=arrays.give(np.array(prefill.get("slots", []), np.int32)),
-        batch_indices_decode=arrays.give(np.array(decode.get("slots", []), np.int64)),
-        device_decode_prefill=arrays.give(np.array([real * tokens, offsets[-1]], np.int32)),
-    )
+    real, end = _real_tokens(step), prefill.get("cu_seqlens", [0])[-1]
+    pools = (tensors["conv_state"], tensors["ssm_state"])
+    names = ("cu_seqlens", "batch_indices_prefill", "batch_indices_decode", "device_decode_prefill")
     context = SimpleNamespace(
-        mamba_metadata=metadata, num_speculative_tokens=tokens - 1, mamba_slot_allocator=SimpleNamespace(
-            intermediate_conv_out=None, intermediate_ssm_out=None),
+        mamba_metadata=SimpleNamespace(**{name: tensors[name] for name in names}),
+        num_speculative_tokens=decode.get("tokens", 1) - 1,
+        mamba_slot_allocator=SimpleNamespace(intermediate_conv_out=None, intermediate_ssm_out=None),
         padded_batch_dimensions=SimpleNamespace(
             token_count=len(step["hidden"]), decode_req_count=len(decode.get("slots", [])),
             prefill_req_count=len(prefill.get("slots", [])),
         ),
-        padding_slice=slice(real * tokens + int(offsets[-1]), len(step["hidden"])),
-        mamba_states_cache=lambda number, intermediate=False: (None, None) if intermediate else tuple(pools),
+        padding_slice=slice(real + end, len(step["hidden"])),
+        mamba_states_cache=lambda number, intermediate=False: (None, None) if intermediate else pools,
     )  # fmt: skip
     for name in step.get("lacks", []):
         delattr(context, name)
     return context
+
+
+def _real_tokens(step: Mapping[str, Any]) -> int:
+    decode = step.get("decode", {})
+    return int(decode.get("tokens", 1) * sum(slot >= 0 for slot in decode.get("slots", [])))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On the side of the runner
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def replay_toy(trace: Mapping[str, Any], run: Callable[[Call, str], Reply]) -> Verdict:
+    """Every step of a toy trace, each call through `run`; the first failure, or `pass`."""
+    for step in trace["steps"]:
+        call = toy_call(step, trace["sizes"]["slots"])
+        verdict = _judge(step, call, run(call, f"step {step['step']}, mixin"))
+        if not verdict.passed:
+            place = {"step": step["step"]}
+            return Verdict(verdict.status, f"step {step['step']}: {verdict.message}", verdict.tensor, place)
+    return Verdict("pass")
+
+
+def toy_call(step: Mapping[str, Any], slots: int) -> Call:
+    """The call of one step; what must come out of it stays here."""
+    decode, prefill = step.get("decode", {}), step.get("prefill", {})
+    offsets = np.array(prefill.get("cu_seqlens", [0]), np.int32)
+    hidden = np.array(step["hidden"], np.float32)[:, None, None]
+    tensors = {
+        "hidden_states": hidden, "conv_state": filled((slots, 1, 2), "nan", "f32"),
+        "ssm_state": filled((slots, 1, 1), "nan", "f32"), "cu_seqlens": offsets,
+        "batch_indices_prefill": np.array(prefill.get("slots", []), np.int32),
+        "batch_indices_decode": np.array(decode.get("slots", []), np.int64),
+        "device_decode_prefill": np.array([_real_tokens(step), offsets[-1]], np.int32),
+    }  # fmt: skip
+    shown = {name: value for name, value in step.items() if name != "expect"}
+    return Call(MIXIN, {"toy": shown}, tensors, (Plan("out", "f32", hidden.shape),))
+
+
+def _judge(step: Mapping[str, Any], call: Call, reply: Reply) -> Verdict:
+    want = step["expect"]
+    if "reject" in want:
+        return judge_reject(call, reply, want["reject"]["error"], want["reject"]["mentions"])
+    early = judge_reply(reply)
+    if early is not None:
+        return early
+    found = {
+        "log": reply.value["log"], "out": nested(reply.outputs["out"][:, 0, 0]), "bias": reply.value["bias"],
+        "ssm_state": nested(reply.outputs["after.ssm_state"][:, 0, 0]),
+    }  # fmt: skip
+    for name, got in found.items():
+        if got != want[name]:
+            return Verdict("fail.value", f"{name} is {got}, {want[name]} expected", name)
+    return Verdict("pass")
 
 
 def derive_toy(trace: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from statescan.goldens.store import FormatError, check_schema, load_vectors, read_json
+from statescan.conformance.traces import operation
+from statescan.goldens.store import FormatError, check_schema, load_corpus, read_json
 from statescan.spec.clauses import parse_chapters
 from statescan.spec.contract import FAMILIES
 
@@ -126,8 +127,8 @@ def html(report: Report) -> str:
     clauses = {label: _code(text.sentence) for label, text in parse_chapters().items()}
     used = sorted({row["clause"] for run in report["runs"] for row in run["results"]}, key=_clause_order)
     return environment.get_template("report.html").render(
-        report=report, vectors=load_vectors(), clauses=clauses, used=used, cell=_clause_cell, failed=failed,
-        printable=printable, warnings=WARNINGS,
+        report=report, vectors=load_corpus(), operation=operation, clauses=clauses, used=used, cell=_clause_cell,
+        failed=failed, printable=printable, warnings=WARNINGS,
     )  # fmt: skip
 
 

@@ -21,7 +21,8 @@ from statescan.conformance.client import Client, ProtocolError, python_command
 from statescan.conformance.compare import Verdict
 from statescan.conformance.invoke import NOTHING
 from statescan.conformance.smoke import check_wiring
-from statescan.goldens.store import load_vectors, manifest
+from statescan.conformance.traces import TraceCase, execute_trace, is_trace, prepare_trace
+from statescan.goldens.store import load_corpus, manifest
 from statescan.spec.contract import CLAUSES, RULES_VERSION
 
 Result = dict[str, Any]
@@ -85,7 +86,7 @@ def run(
     progress: Progress = lambda name, done, of: None,
 ) -> Report:  # fmt: skip
     """Run the selected vectors on every target; the report as it is written to JSON."""
-    corpus = load_vectors()
+    corpus = load_corpus()
     vectors = [vector for vector in corpus.values() if selection.picks(vector)]
     runs = [run_target(one, vectors, corpus, limit_of(one, selection, seconds), progress) for one in targets]
     return {
@@ -137,12 +138,16 @@ def results(
         if deadline is not None and time.monotonic() > deadline:
             yield result(vector, Verdict("not_run", f"left out after {seconds:g} s"))
             continue
-        case = prepare(vector, corpus, client.capabilities)
+        case = (prepare_trace if is_trace(vector) else prepare)(vector, corpus, client.capabilities)
         if isinstance(case, Missing):
             yield result(vector, probe(client, vector, corpus, case, probed), missing=case.word)
             continue
         began = time.perf_counter()
-        verdict = execute(case, partial(_run_on, client, vector["id"]))
+        run_on = partial(_run_on, client, vector["id"])
+        if isinstance(case, TraceCase):
+            verdict = execute_trace(case, partial(client.setup, vector=vector["id"]), run_on)
+        else:
+            verdict = execute(case, run_on)
         spent = round((time.perf_counter() - began) * 1e3, 2)
         yield result(vector, verdict, case=case, ms=spent)
 
@@ -153,6 +158,8 @@ def probe(
     """Send one call outside the claims for each missing word: a refusal, None in place of a result or a right answer
     are fine, a wrong answer means that an argument is taken and ignored."""
     quiet = Verdict("not_applicable", f"{missing.word} is not claimed")
+    if is_trace(vector):
+        return quiet
     case = outside(vector, corpus, client.capabilities)
     once = f"{vector['op']} {missing.word}"
     if case is None or once in probed or vector["class"] != "exact" or missing.word not in ALL_FEATURES:
@@ -179,8 +186,9 @@ def _run_on(client: Client, vector: str, call: Call, name: str) -> Reply:
 
 
 def result(
-    vector: Vector, verdict: Verdict, *, case: Case | None = None, ms: float | None = None, missing: str = ""
-) -> Result:
+    vector: Vector, verdict: Verdict, *, case: Case | TraceCase | None = None, ms: float | None = None,
+    missing: str = "",
+) -> Result:  # fmt: skip
     """One row of the report."""
     row: Result = {"vector": vector["id"], "status": verdict.status, "clause": vector["clauses"][0],
                    "clauses": list(vector["clauses"])}  # fmt: skip

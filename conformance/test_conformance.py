@@ -12,7 +12,7 @@ from statescan.conformance.client import Client
 from statescan.conformance.report import failed
 from statescan.conformance.runner import Selection, results, target
 from statescan.conformance.smoke import check_wiring
-from statescan.goldens.store import load_vectors
+from statescan.goldens.store import load_corpus
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @lru_cache(maxsize=1)
 def _corpus() -> dict[str, dict[str, Any]]:
-    return load_vectors()
+    return load_corpus()
 
 
 @pytest.fixture(scope="session")

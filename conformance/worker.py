@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from statescan.conformance.adapter import Adapter, as_adapter
+from statescan.conformance.adapter import Adapter, Unsupported, as_adapter
 from statescan.conformance.calls import Call, Gradient, Plan, span
 from statescan.conformance.invoke import invoke
 from statescan.conformance.transport import element_strides, open_tensors
@@ -35,6 +35,8 @@ def main(target: str) -> None:
             answer = _hello(adapter)
         elif message["cmd"] == "capabilities" and adapter is not None:
             answer = {"ok": True, "capabilities": adapter.capabilities}
+        elif message["cmd"] == "setup" and adapter is not None:
+            answer = _setup(adapter, message["mixer"])
         elif message["cmd"] == "run" and adapter is not None:
             answer = _answer(adapter, folder, message)
         else:
@@ -57,6 +59,16 @@ def _hello(adapter: Adapter) -> Message:
         return {"ok": False, "status": "not installed", "name": adapter.name, "message": adapter.missing}
     return {"ok": True, "protocol": "statescan/1", "name": adapter.name, "version": adapter.version,
             "language": "python", "device": adapter.device, "source": adapter.source, "info": adapter.info}  # fmt: skip
+
+
+def _setup(adapter: Adapter, described: Message) -> Message:
+    try:
+        adapter.setup(described)
+    except Unsupported as error:
+        return {"ok": False, "status": "unsupported", "need": error.need}
+    except Exception as error:  # whatever an implementation raises is a result
+        return {"ok": False, "status": "error", "error": type(error).__name__, "message": str(error)[:2000]}
+    return {"ok": True}
 
 
 def _answer(adapter: Adapter, folder: Path, message: Message) -> Message:

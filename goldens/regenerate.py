@@ -26,7 +26,7 @@ from statescan.conformance.adapter import Adapter
 from statescan.conformance.calls import bind_axes, in_place
 from statescan.conformance.cases import ANYTHING, Case, execute, tell, vary
 from statescan.conformance.compare import Precision, scores
-from statescan.conformance.invoke import invoke
+from statescan.conformance.invoke import invoke, isolated
 from statescan.conformance.lifts import Story
 from statescan.conformance.mutants import faults_of, models, mutant
 from statescan.conformance.replay_program import derive_trace, trace_kills
@@ -37,6 +37,7 @@ from statescan.goldens.store import (
     MANIFEST,
     VECTORS,
     check_schema,
+    load_corpus,
     load_faults,
     load_traces,
     load_vectors,
@@ -311,7 +312,7 @@ def adapter_of(operations: Mapping[str, Callable[..., Any]], **claims: Any) -> A
 
 def run_in_process(case: Case, adapter: Adapter) -> Any:
     """Judge an adapter on a case without a child; every call is on memory of its own, as it is there."""
-    return execute(case, lambda call, name: invoke(adapter, oracle.isolated(call)))
+    return execute(case, lambda call, name: invoke(adapter, isolated(call)))
 
 
 def _killed(case: Case, fault: str) -> bool:
@@ -343,7 +344,7 @@ def check() -> list[str]:
         if vector_text(derive_trace_file(trace), "trace") != vector_text(trace, "trace"):
             wrong.append(f"{trace['id']}: not as computed")
     stored = read_json(MANIFEST) if MANIFEST.exists() else None
-    if stored != manifest(corpus.values()):
+    if stored != manifest(load_corpus().values()):
         wrong.append("MANIFEST.json does not list the corpus")
     return wrong
 
@@ -370,7 +371,7 @@ def write(allow_change: str | None, say: Callable[[str], None] = print) -> list[
         drafts[path.stem] = made
     refused += write_traces(allow_change, say)
     if not refused:
-        text = json.dumps(manifest(load_vectors().values()), indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(manifest(load_corpus().values()), indent=1, ensure_ascii=False) + "\n"
         MANIFEST.write_text(text, "utf-8")
         _sweep_blobs(drafts)
     return refused

@@ -62,6 +62,12 @@ def load_traces(folder: Path = VECTORS) -> dict[str, dict[str, Any]]:
     return {trace["id"]: trace for trace in traces}
 
 
+def load_corpus(folder: Path = VECTORS) -> dict[str, dict[str, Any]]:
+    """Vectors and traces by id, in order of family and id."""
+    every = {**load_vectors(folder), **load_traces(folder)}
+    return {path.stem: every[path.stem] for path in sorted(folder.glob("*/*.json"))}
+
+
 def load_trace(path: Path) -> dict[str, Any]:
     """One trace file."""
     trace = read_json(path)
@@ -94,6 +100,11 @@ def vector_digest(vector: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
+def kind_of(one: Mapping[str, Any]) -> str:
+    """The schema of a file of the corpus: that of vectors, or that of traces."""
+    return "trace" if str(one["format"]).startswith("statescan.trace") else "vector"
+
+
 def vector_text(vector: Mapping[str, Any], kind: str = "vector") -> str:
     """The canonical file: one field a line, one tensor a line, keys in the schema's order."""
     order = list(_validator(kind).schema["properties"])
@@ -117,8 +128,7 @@ def save_vector(vector: Mapping[str, Any], folder: Path = VECTORS) -> Path:
     """Write one vector canonically into its family's folder."""
     path = folder / family(vector) / f"{vector['id']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    kind = "trace" if str(vector["format"]).startswith("statescan.trace") else "vector"
-    path.write_text(vector_text(vector, kind), "utf-8")
+    path.write_text(vector_text(vector, kind_of(vector)), "utf-8")
     return path
 
 

@@ -81,6 +81,28 @@ def number(value: Any) -> int | float | str:
     return x if x == 0 and math.copysign(1, x) < 0 else int(x) if x.is_integer() and abs(x) < 2**53 else x
 
 
+def nested(array: Array) -> Any:
+    """An array as nested lists of JSON numbers."""
+    return [nested(row) for row in array] if array.ndim else number(array)
+
+
+def from_nested(values: Any, name: str) -> Array:
+    """Nested lists of JSON numbers in element type `name`; one that it cannot hold is refused.
+
+    >>> from_nested([[1, "nan"]], "bf16").tolist()
+    [[1.0, nan]]
+    """
+    def plain(value: Any) -> Any:
+        return [plain(v) for v in value] if isinstance(value, list) else _number(value)
+
+    return narrow(np.array(plain(values), np.float64), name)
+
+
+def filled(shape: tuple[int, ...], fill: Any, name: str) -> Array:
+    """A tensor of one JSON number; NaN in the bit pattern of the formats."""
+    return narrow(np.full(shape, _number(fill), np.float64), name)
+
+
 def bits(array: Array) -> Array:
     """The same bytes as unsigned integers, for comparisons that see NaN payloads and signs of zero."""
     return np.ascontiguousarray(array).view(_BITS[array.itemsize]).reshape(array.shape)

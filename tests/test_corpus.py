@@ -13,9 +13,8 @@ import pytest
 from statescan.conformance import cases, compare
 from statescan.conformance.adapters.reference import adapter as reference
 from statescan.conformance.cases import ANYTHING, Case, execute, tell
-from statescan.conformance.invoke import invoke
+from statescan.conformance.invoke import invoke, isolated
 from statescan.conformance.mutants import FAULTS
-from statescan.conformance.oracle import isolated
 from statescan.goldens.generator import check_gen
 from statescan.goldens.store import (
     GOLDENS,
@@ -197,7 +196,7 @@ def test_faults_follow_their_schema():
 
 
 def test_the_manifest_lists_the_corpus():
-    assert read_json(MANIFEST) == manifest(VECTORS.values())
+    assert read_json(MANIFEST) == manifest([*VECTORS.values(), *TRACES.values()])
 
 
 def test_generated_inputs_are_well_formed():

@@ -11,7 +11,7 @@ import torch
 
 from statescan.conformance.adapters import interpreter
 from statescan.conformance.calls import Call
-from statescan.conformance.oracle import isolated
+from statescan.conformance.invoke import isolated
 from statescan.fast.bench import bench, check_gpu, timing, yardsticks
 from statescan.fast.bench import conv as rows_of_conv
 from statescan.fast.bench.conv import Work

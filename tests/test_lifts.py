@@ -16,7 +16,7 @@ from statescan.conformance.adapters.reference import adapter as reference
 from statescan.conformance.calls import bind_axes
 from statescan.conformance.cases import ANYTHING, Case, Missing, execute, prepare, tell
 from statescan.conformance.compare import Expected
-from statescan.conformance.invoke import invoke
+from statescan.conformance.invoke import invoke, isolated
 from statescan.conformance.lifts import (
     LIFTS,
     NAMES,
@@ -29,7 +29,6 @@ from statescan.conformance.lifts import (
     lift_stretch,
     stretches,
 )
-from statescan.conformance.oracle import isolated
 from statescan.goldens.store import load_vectors
 from statescan.spec.contract import OPERATIONS
 

@@ -12,9 +12,8 @@ import pytest
 from statescan.conformance.adapters import NULLS, null
 from statescan.conformance.cases import Missing, execute, prepare, tell
 from statescan.conformance.compare import Verdict
-from statescan.conformance.invoke import invoke
+from statescan.conformance.invoke import invoke, isolated
 from statescan.conformance.lifts import Story
-from statescan.conformance.oracle import isolated
 from statescan.goldens.store import load_vectors
 
 Vector = dict[str, Any]

@@ -46,6 +46,8 @@ def corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(regenerate, "MANIFEST", tmp_path / "MANIFEST.json")
     monkeypatch.setattr(regenerate, "save_vector", lambda vector: store.save_vector(vector, folder))
     monkeypatch.setattr(regenerate, "load_vectors", lambda: store.load_vectors(folder))
+    monkeypatch.setattr(regenerate, "load_corpus", lambda: store.load_corpus(folder))
+    monkeypatch.setattr(regenerate, "load_traces", lambda: store.load_traces(folder))
     monkeypatch.setattr(regenerate, "_sweep_blobs", lambda vectors: None)
     return folder
 

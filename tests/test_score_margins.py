@@ -13,9 +13,8 @@ from honest import Variant, implementation
 
 from statescan.conformance.cases import Case, execute, tell
 from statescan.conformance.compare import Verdict
-from statescan.conformance.invoke import invoke
+from statescan.conformance.invoke import invoke, isolated
 from statescan.conformance.lifts import Story
-from statescan.conformance.oracle import isolated
 from statescan.goldens.store import load_vectors
 from statescan.spec.contract import OPERATIONS
 

@@ -10,8 +10,7 @@ import pytest
 
 from statescan.conformance.adapter import Adapter
 from statescan.conformance.calls import Call
-from statescan.conformance.invoke import invoke
-from statescan.conformance.oracle import isolated
+from statescan.conformance.invoke import invoke, isolated
 from statescan.conformance.smoke import check_wiring
 from statescan.reference import delta, ssd
 from statescan.spec.contract import OPERATIONS

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from statescan.conformance import replay as replays
+from statescan.conformance.compare import Verdict
 from statescan.conformance.mutants import step as models
-from statescan.conformance.replay import Arrays, Memory, Replay, Told, edit, replay
+from statescan.conformance.replay import Arrays, Memory, Replay, Types, edit, on_object, replay
 from statescan.conformance.replay_program import derive_trace, replay_model, trace_kills
 from statescan.conformance.replay_random import check, random_trace
 from statescan.conformance.replay_toy import derive_toy, replay_toy
 from statescan.goldens.store import VECTORS, load_traces
+from statescan.goldens.tensors import from_nested
 from statescan.reference.host.mixer_config import KINDS
 from statescan.reference.inference import SSMDynamicInferenceMixin
 from statescan.reference.mixers import build_mixer
@@ -79,7 +80,7 @@ def test_what_a_clause_says_of_the_mixin_has_a_trace() -> None:
 def test_the_worked_example_is_the_one_in_the_text() -> None:
     """Ten rows through the mixin: merged at six real decode tokens, not at nine."""
     trace = LIVES["mamba2"]
-    one = Replay(trace, None, Arrays("numpy"), True, edit, "f32")
+    one = Replay(trace, on_object(None, Arrays("numpy")))
     hidden, wanted = one.packed_rows(trace["steps"][2])
     assert hidden[:7, 0, 0].tolist() == [6, 7, 8, 8, 9, 1, 5]
     assert np.isnan(hidden[7:]).all()
@@ -87,7 +88,9 @@ def test_the_worked_example_is_the_one_in_the_text() -> None:
     assert one.real_tokens(trace["steps"][2]) == (6, 7)
     merged = replay_model(trace, "merged-at-the-padded-count")
     assert merged is not None
-    assert (merged.step, merged.field, merged.place) == (2, "mixin.out, layer 1", (6, 0, 0))
+    assert merged.tensor == "mixin.out, layer 1"
+    assert merged.place == {"step": 2, "request": "C", "packed_row": 6, "token": 0, "segment": 0, "offset": 0,
+                            "channel": 0}  # fmt: skip
     assert trace["alone"]["A"]["y"] == [100, 310, 631, 1063, 1606, 2260, 3025, 4001]
 
 
@@ -113,13 +116,13 @@ def test_the_derived_arrays_are_not_needed(trace: Mapping[str, Any]) -> None:
 def test_rows_of_another_type(trace: Mapping[str, Any], dtype: str) -> None:
     """Digits fit into bfloat16 rows; outputs that do not are left out."""
     if dtype == "f64":
-        assert replay(trace, build_mixer(trace["mixer"]), row_dtype=dtype).passed
+        assert replay(trace, build_mixer(trace["mixer"]), types=Types(dtype, dtype)).passed
         return
     mixer, step = build_mixer(trace["mixer"]), trace["steps"][0]["prefill"]
     pools = [torch.zeros(3, *shape) for shape in mixer.ssm_state_shapes()]
-    rows = torch.from_numpy(replays.read(step["zxBCdt"], "f32")).bfloat16()
-    context = Replay(trace, mixer, Arrays(), True, edit, "f32").context(trace["steps"][0], [pools], [None, None])
-    context.mamba_slot_allocator = None
+    rows = torch.from_numpy(from_nested(step["zxBCdt"], "f32")).bfloat16()
+    context = SimpleNamespace(mamba_metadata=SimpleNamespace(
+        **{name: torch.tensor(values) for name, values in step["context"].items()}))
     y = mixer.ssm_prefill(rows, *pools, context)
     assert y.dtype == torch.bfloat16
     assert torch.equal(y, torch.tensor(step["expect"]["y"]).bfloat16())
@@ -129,7 +132,7 @@ def test_rows_of_another_type(trace: Mapping[str, Any], dtype: str) -> None:
 
 @pytest.mark.parametrize("trace", TOYS.values(), ids=TOYS)
 def test_the_references_mixin_passes(trace: Mapping[str, Any]) -> None:
-    told = replay_toy(trace, build_mixer(ANY_MIXER))
+    told = replay_toy(trace, on_object(build_mixer(ANY_MIXER), Arrays()))
     assert told.passed, told.message
 
 
@@ -159,8 +162,9 @@ def test_a_faulty_variant_is_caught_at_the_telling_field(fault: str, kind: str) 
     told = replay_model(LIVES[kind], fault)
     assert told is not None
     assert told.status.startswith("fail.")
-    assert (told.step, told.field) == ELEVEN[fault], told.message
-    assert f"step {told.step}: {told.field}" in told.message
+    step, field = ELEVEN[fault]
+    assert (told.place["step"], told.tensor) == (step, field), told.message
+    assert f"step {step}: {field}" in told.message
 
 
 def test_there_are_eleven_of_them() -> None:
@@ -174,7 +178,7 @@ def test_a_stale_slot_shows_at_its_next_owner(kind: str) -> None:
     trace = derive_trace({k: v for k, v in trace.items() if k not in ("steps", "alone", "kills", "digest")})
     told = replay_model(trace, "slot-not-zeroed")
     assert told is not None
-    assert (told.step, told.field) == (3, "prefill.y")
+    assert (told.place["step"], told.place["request"], told.tensor) == (3, "D", "prefill.y")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -209,12 +213,12 @@ class Meddler:
 @pytest.mark.parametrize(
     ("deed", "status", "field"),
     [("input", "fail.touched", "prefill.zxBCdt"), ("payload", "fail.touched", "pools_after_hooks.ssm_state"),
-     ("shape", "fail.shape", "prefill.y"), ("raise", "error", "prefill"),
+     ("shape", "fail.shape", "prefill"), ("raise", "error", "prefill"),
      ("buffer", "fail.value", "prefill.intermediate_ssm_out")],
 )  # fmt: skip
 def test_a_replayer_sees_what_must_not_be_done(deed: str, status: str, field: str) -> None:
     told = replay(LIVES["gdn"], Meddler(LIVES["gdn"]["mixer"], deed))
-    assert (told.status, told.step, told.field) == (status, 0, field), told.message
+    assert (told.status, told.place["step"], told.tensor) == (status, 0, field), told.message
 
 
 def test_every_number_of_a_trace_is_looked_at() -> None:
@@ -364,7 +368,7 @@ def test_random_schedules_are_as_alone(kind: str) -> None:
 
 @pytest.mark.parametrize("fault", models.HOOK_FAULTS)
 def test_random_schedules_catch_faulty_hooks(fault: str) -> None:
-    def caught(seed: int) -> Told | None:
+    def caught(seed: int) -> Verdict | None:
         return replay_model(random_trace("gdn", seed), fault)
 
     assert any(caught(seed) is not None for seed in range(20))

@@ -1,7 +1,8 @@
-"""The reference under its own suite: every operation it has, in every element type."""
+"""The reference under its own suite: every operation and every mixer it has, in every element type."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,8 @@ adapter = Adapter("reference", __version__, source="statescan.reference")
 _MODULES = {"packed": "packed", "versions": "packed", "conv": "conv", "gates": "gates", "norms": "norms",
             "delta": "delta", "ssd": "ssd"}  # fmt: skip
 _HOST = {"ssm_chunking": "stack", "layer_map": "stack", "run_slots": "slots", "prefill_metadata": "metadata",
-         "decode_metadata": "metadata"}  # fmt: skip
+         "decode_metadata": "metadata", "head_shards": "shards", "token_shards": "shards"}  # fmt: skip
+_HOOKS = ("ssm_decode", "ssm_prefill", "ssm_dynamic_inference")
 _GRADIENTS = {**_MODULES, "delta": "delta_grad", "ssd": "ssd_grad"}
 
 
@@ -26,6 +28,11 @@ def _register() -> None:
                 adapter.grad(op.name)(_gradient(_found(_GRADIENTS[op.family], f"{op.name}_grad")))
         elif op.name in _HOST:
             adapter.op(op.name, operand="f64")(_found(f"host.{_HOST[op.name]}", op.name))
+    adapter.mixer(offers=_HOOKS, operand="f64", arrays="torch")(_mixer)
+
+
+def _mixer(described: Mapping[str, Any]) -> Any:
+    return import_module("statescan.reference.mixers").build_mixer(described)  # torch is needed from here on
 
 
 def _found(module: str, name: str) -> Any:

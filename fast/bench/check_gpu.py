@@ -29,8 +29,7 @@ import torch
 from statescan.conformance.adapter import Adapter
 from statescan.conformance.calls import Call
 from statescan.conformance.cases import Missing, execute, prepare
-from statescan.conformance.invoke import invoke
-from statescan.conformance.oracle import isolated
+from statescan.conformance.invoke import invoke, isolated
 from statescan.fast.bench.bench import environment
 from statescan.goldens.store import load_vectors
 
