@@ -1,8 +1,9 @@
-"""The fast path under the suite: every operation it has, on a GPU where there is one, else interpreted on the CPU."""
+"""The fast path under the suite: every operation and mixer it has, on a GPU where there is one, else interpreted."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from typing import Any
 from statescan import __version__
 from statescan.conformance.adapter import ALL_FEATURES, Adapter
 from statescan.conformance.adapters import interpreter
+from statescan.conformance.hooks import HOOKS, MIXIN
 from statescan.spec.contract import OPERATIONS, Operation
 
 MISSING = next((f"{name} is not installed" for name in ("torch", "triton") if find_spec(name) is None), "")
@@ -38,6 +40,8 @@ FEATURES = [word for word in ALL_FEATURES if word not in ("window.W-1", "bare")]
 FLOATS = ("f32", "bf16", "f16")
 POOLS = ("conv_pool", "state_pool")
 LAYOUTS = ("KV", "VK")
+OPERANDS = {"f32": "f32", "bf16": "bf16", "f16": "tf32"}
+"""Operands of prefill's matrix products by the type of the tokens."""
 CHUNK = 64
 """Rows of a chunk of prefill: its edges are where stories are stretched to."""
 
@@ -71,7 +75,7 @@ def by_operand(op: Operation) -> list[tuple[str, list[dict[str, str]]]]:
     if not in_chunks(op):
         return [("f32", claimed)]
     first = next(iter(claimed[0]))
-    return [("tf32" if x == "f16" else x, [entry for entry in claimed if entry[first] == x]) for x in FLOATS]
+    return [(OPERANDS[x], [entry for entry in claimed if entry[first] == x]) for x in FLOATS]
 
 
 def _register() -> None:
@@ -85,6 +89,13 @@ def _register() -> None:
             for operand, dtypes in by_operand(op):
                 adapter.op(op.name, features=FEATURES, dtypes=dtypes, operand=operand, limits=limits,
                            state_layout=LAYOUTS)(called)  # fmt: skip
+    for x, operand in OPERANDS.items():
+        dtypes = [{"zxBCdt": x, "conv_state": pool, "ssm_state": pool} for pool in FLOATS]
+        adapter.mixer(offers=(*HOOKS, MIXIN), features=[*FEATURES, "bare"], dtypes=dtypes, operand=operand)(_mixer)
+
+
+def _mixer(described: Mapping[str, Any]) -> Any:
+    return import_module("statescan.fast.mixers").build_mixer(described).to(adapter.device)
 
 
 def _found(op: Operation) -> Any:
