@@ -4,7 +4,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 JOBS   ?= 2
 
-.PHONY: conformance test peers docs lint regen bench gpu clean
+.PHONY: conformance test peers docs lint regen schedules bench gpu clean
 
 conformance: $(VENV)/.stamp peers
 	@$(PY) -m statescan.conformance run --all --profile quick
@@ -34,6 +34,10 @@ lint: $(VENV)/.stamp
 
 regen: $(VENV)/.stamp
 	@$(PY) -m statescan.conformance regen --check
+
+# Random schedules of every mixer, each request as alone; stopped and started again it goes on where it was.
+schedules: $(VENV)/.stamp
+	@$(PY) -m statescan.conformance schedules --mixer all --count $(or $(COUNT),10000) --jobs $(JOBS)
 
 # On a machine with a GPU: what WHAT="conv prefill" or the like names, or everything.
 bench: $(VENV)/.stamp

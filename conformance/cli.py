@@ -1,4 +1,4 @@
-"""The command line: `statescan list | show | run | matrix | regen | bench`.
+"""The command line: `statescan list | show | run | schedules | matrix | regen | bench`.
 
 Exit codes: 0 everything that ran passed, 1 failures, 2 wrong usage or a broken protocol.
 """
@@ -16,6 +16,7 @@ from rich.table import Column, Table
 
 from statescan.conformance import report as reports
 from statescan.conformance.adapters import SHIPPED
+from statescan.conformance.hooks import KINDS
 from statescan.conformance.runner import FULL, QUICK, Selection, Target, run, target
 from statescan.conformance.traces import is_trace, operation
 from statescan.goldens.store import FormatError, kind_of, load_corpus, load_faults, vector_text
@@ -107,6 +108,48 @@ def matrix(files: tuple[Path, ...]) -> None:
     except FormatError as error:
         raise click.UsageError(str(error)) from error
     reports.print_matrix(console, merged)
+
+
+@main.command()
+@click.option("--impl", "name", default="reference", show_default=True, help="Whose mixers; as for `run`.")
+@click.option("--mixer", "kinds", multiple=True, type=click.Choice(["all", *KINDS]), help="A kind; may be repeated.")
+@click.option("--count", type=click.IntRange(0), default=1000, show_default=True, help="Schedules for each mixer.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the first schedule.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("reports/schedules.json"),
+              show_default=True, help="The book of the run, from which it goes on.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Start anew, whatever the book says.")
+def schedules(
+    name: str, kinds: tuple[str, ...], count: int, seed: int, jobs: int, out: Path, again: bool
+) -> None:
+    """Random schedules of bare mixers: every request must come out as it does alone."""
+    from statescan.conformance import replay_random  # the reference is needed here and nowhere else on a run
+
+    try:
+        target(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    chosen = KINDS if not kinds or "all" in kinds else kinds
+    book = replay_random.Book.open(out, name, seed, again)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks = {kind: progress.add_task(kind, total=count, start=False) for kind in chosen}
+
+        def step(kind: str, done: int) -> None:
+            progress.start_task(tasks[kind])
+            progress.update(tasks[kind], completed=done)
+
+        replay_random.run_schedules(book, chosen, count, jobs, step)
+    for kind in chosen:
+        row = book.mixers.get(kind, {"count": 0, "passed": 0, "not_applicable": {}, "failed": []})
+        for one in row["failed"]:
+            said = f"{one['status']} {kind} seed {one['seed']}: {reports.printable(one['message'])}"
+            console.print(said, markup=False, highlight=False, soft_wrap=True)
+        skipped = "".join(f", {n} not applicable ({word})" for word, n in row["not_applicable"].items())
+        console.print(f"{kind}: {row['count']} schedules, {row['passed']} as alone{skipped}, "
+                      f"{len(row['failed'])} not", markup=False, highlight=False)  # fmt: skip
+    console.print(f"book: {out}", highlight=False)
+    sys.exit(int(any(book.mixers.get(kind, {}).get("failed") for kind in chosen)))
 
 
 @main.command()

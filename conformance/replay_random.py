@@ -1,30 +1,41 @@
 """Random schedules of bare mixers: pieces, drafts, padding, restored prefixes, reused slots, moves, pauses, evictions.
 
-    python -m statescan.conformance.replay_random --kind gdn --count 1000
+    statescan schedules --mixer gdn --count 1000
 
 Each schedule becomes a trace, so what every step must give comes from each request run alone; rows are small integers,
-so that sums are exact in any order and equality is equality of numbers in float32 pools. The reference is replayed
-here; an implementation of one's own by `check`.
+so that sums are exact in any order and equality is equality of numbers in float32 pools. A run is entered in a book on
+disk batch by batch, and goes on where it was stopped.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from statescan.conformance.cases import Missing
+from statescan.conformance.client import Client
 from statescan.conformance.compare import Verdict
 from statescan.conformance.replay import replay
 from statescan.conformance.replay_program import Engine, describe_alone
-from statescan.reference.host.mixer_config import KINDS, read_config
+from statescan.conformance.runner import target
+from statescan.conformance.traces import execute_trace, prepare_trace
+from statescan.goldens.store import read_json
+from statescan.reference.host.mixer_config import read_config
 from statescan.reference.mixers import build_mixer
 
 Trace = dict[str, Any]
 TOKENS = 8
 THROUGH = ("hooks", "mixin", "stack")
+BATCH = 25
+"""Schedules between two entries in the book."""
 
 
 class Draw:
@@ -247,25 +258,119 @@ def check(kind: str, seed: int, make: Callable[[Mapping[str, Any]], Any] = build
     return replay(trace, make(trace["mixer"]), through=THROUGH[seed % len(THROUGH)], derived=seed % 2 == 0)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run schedules; 0 if every request was as alone."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--kind", choices=KINDS, action="append", help="a mixer; all four where none is named")
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    given = parser.parse_args(arguments)
-    wrong = 0
-    for kind in given.kind or KINDS:
-        for seed in range(given.first, given.first + given.count):
-            told = check(kind, seed)
-            if not told.passed:
-                wrong += 1
-                print(f"{kind} {seed}: {told.status}: {told.message}")
-            if sys.stderr.isatty():
-                print(f"\r{kind} {seed + 1 - given.first} of {given.count}", end="", file=sys.stderr)
-        print(f"{kind}: {given.count} schedules, {wrong} wrong so far")
-    return min(wrong, 1)
+# ---------------------------------------------------------------------------------------------------------------------
+# Many of them
+# ---------------------------------------------------------------------------------------------------------------------
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def check_on(name: str, kind: str, seed: int) -> Verdict:
+    """One schedule on an implementation by the name of its adapter; the reference runs in this process."""
+    if name == "reference":
+        return check(kind, seed)
+    client, trace = _client(name), random_trace(kind, seed)
+    if not client.hello["ok"]:
+        return Verdict("not_applicable", str(client.hello.get("message", "not installed")))
+    case = prepare_trace(trace, {}, client.capabilities)
+    if isinstance(case, Missing):
+        return Verdict("not_applicable", case.word)
+    case = replace(case, ways=(case.ways[seed % len(case.ways)],), derived=seed % 2 == 0)
+    return execute_trace(case, client.setup, lambda call, step: client.run(call, vector=trace["id"], name=step))
+
+
+@lru_cache(maxsize=1)
+def _client(name: str) -> Client:
+    """The child of an adapter, one for each of our processes; it ends when its input does."""
+    return Client(list(target(name).command)).__enter__()
+
+
+def run_some(name: str, kind: str, first: int, count: int) -> dict[str, Any]:
+    """Schedules of one mixer: how many passed, which did not apply and why, and which failed."""
+    found: dict[str, Any] = {"passed": 0, "not_applicable": {}, "failed": []}
+    for seed in range(first, first + count):
+        verdict = check_on(name, kind, seed)
+        if verdict.passed:
+            found["passed"] += 1
+        elif verdict.status == "not_applicable":
+            found["not_applicable"][verdict.message] = found["not_applicable"].get(verdict.message, 0) + 1
+        else:
+            found["failed"].append({"seed": seed, "status": verdict.status, "message": verdict.message[:500]})
+    return found
+
+
+@dataclass
+class Book:
+    """What is done of a run of schedules, on disk after every batch, so that it can be taken up again."""
+
+    path: Path
+    name: str
+    first: int
+    mixers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, name: str, first: int, again: bool = False) -> Book:
+        """The book of an earlier run of the same code on the same implementation, else a new one."""
+        book = cls(path, name, first)
+        if path.exists() and not again:
+            stored = read_json(path)
+            if {key: stored.get(key) for key in book.head()} == book.head():
+                book.mixers = stored["mixers"]
+        return book
+
+    def head(self) -> dict[str, Any]:
+        """What must be the same for a run to go on."""
+        return {"format": "statescan.schedules/1", "implementation": self.name, "first": self.first,
+                "code": code_digest(self.name)}  # fmt: skip
+
+    def done(self, kind: str) -> int:
+        """Schedules of a mixer that are behind us; they run in order."""
+        return int(self.mixers.get(kind, {}).get("count", 0))
+
+    def add(self, kind: str, count: int, found: Mapping[str, Any]) -> None:
+        """Enter a batch and store the book."""
+        row = self.mixers.setdefault(kind, {"count": 0, "passed": 0, "not_applicable": {}, "failed": []})
+        row["count"] += count
+        row["passed"] += found["passed"]
+        row["failed"] += found["failed"]
+        for word, n in found["not_applicable"].items():
+            row["not_applicable"][word] = row["not_applicable"].get(word, 0) + n
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**self.head(), "mixers": self.mixers}, indent=1, ensure_ascii=False) + "\n"
+        beside = self.path.with_suffix(".tmp")
+        beside.write_text(text, "utf-8")
+        beside.replace(self.path)
+
+
+@cache
+def code_digest(name: str) -> str:
+    """What a stored outcome belongs to: the code that makes, replays and serves schedules."""
+    root = Path(__file__).parents[1]
+    folders = [root / "reference", *([root / "fast"] if name == "fast" else [])]
+    files = [*(root / "conformance").glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+    parts = [path.relative_to(root).as_posix().encode() + path.read_bytes() for path in sorted(files)]
+    return "sha256:" + hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def run_schedules(
+    book: Book, kinds: Sequence[str], count: int, jobs: int = 1,
+    progress: Callable[[str, int], None] = lambda kind, done: None,
+) -> None:  # fmt: skip
+    """Bring every mixer to `count` schedules, in batches spread over `jobs` processes."""
+    for kind in kinds:
+        starts = range(book.done(kind), count, BATCH)
+        sizes = [min(BATCH, count - start) for start in starts]
+        firsts = [book.first + start for start in starts]
+        progress(kind, book.done(kind))
+        for size, found in zip(sizes, _batches(book.name, kind, firsts, sizes, jobs), strict=True):
+            book.add(kind, size, found)
+            progress(kind, book.done(kind))
+
+
+def _batches(
+    name: str, kind: str, firsts: Sequence[int], sizes: Sequence[int], jobs: int
+) -> Iterator[dict[str, Any]]:
+    """The outcome of each batch, in order."""
+    if jobs <= 1:
+        yield from map(partial(run_some, name, kind), firsts, sizes)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(partial(run_some, name, kind), firsts, sizes)

@@ -83,6 +83,9 @@ def number(value: Any) -> int | float | str:
 
 def nested(array: Array) -> Any:
     """An array as nested lists of JSON numbers."""
+    wide = array.astype(np.float64)
+    if (np.abs(wide) < 2**53).all() and (wide % 1 == 0).all() and not np.signbit(wide[wide == 0]).any():
+        return wide.astype(np.int64).tolist()  # the same numbers, all at once
     return [nested(row) for row in array] if array.ndim else number(array)
 
 
@@ -95,7 +98,8 @@ def from_nested(values: Any, name: str) -> Array:
     def plain(value: Any) -> Any:
         return [plain(v) for v in value] if isinstance(value, list) else _number(value)
 
-    return narrow(np.array(plain(values), np.float64), name)
+    found = np.array(values)
+    return narrow(found if found.dtype.kind in "if" else np.array(plain(values), np.float64), name)
 
 
 def filled(shape: tuple[int, ...], fill: Any, name: str) -> Array:

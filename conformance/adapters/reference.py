@@ -8,6 +8,7 @@ from typing import Any
 
 from statescan import __version__
 from statescan.conformance.adapter import Adapter
+from statescan.conformance.hooks import HOOKS, MIXIN
 from statescan.spec.contract import OPERATIONS
 
 adapter = Adapter("reference", __version__, source="statescan.reference")
@@ -16,7 +17,6 @@ _MODULES = {"packed": "packed", "versions": "packed", "conv": "conv", "gates": "
             "delta": "delta", "ssd": "ssd"}  # fmt: skip
 _HOST = {"ssm_chunking": "stack", "layer_map": "stack", "run_slots": "slots", "prefill_metadata": "metadata",
          "decode_metadata": "metadata", "head_shards": "shards", "token_shards": "shards"}  # fmt: skip
-_HOOKS = ("ssm_decode", "ssm_prefill", "ssm_dynamic_inference")
 _GRADIENTS = {**_MODULES, "delta": "delta_grad", "ssd": "ssd_grad"}
 
 
@@ -28,7 +28,7 @@ def _register() -> None:
                 adapter.grad(op.name)(_gradient(_found(_GRADIENTS[op.family], f"{op.name}_grad")))
         elif op.name in _HOST:
             adapter.op(op.name, operand="f64")(_found(f"host.{_HOST[op.name]}", op.name))
-    adapter.mixer(offers=_HOOKS, operand="f64", arrays="torch")(_mixer)
+    adapter.mixer(offers=(*HOOKS, MIXIN), operand="f64", arrays="torch")(_mixer)
 
 
 def _mixer(described: Mapping[str, Any]) -> Any:
