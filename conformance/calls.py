@@ -139,7 +139,8 @@ def _result_shape(
         return tensors["cu_seqlens_q_padded" if "cu_seqlens_q_padded" in tensors else "cu_seqlens_q"].shape
     if "..." in result.shape:
         return tensors[first].shape
-    sizes = {**axes, "batch": axes.get("batch", 1), "1": 1, **_padded_sizes(tensors, args)}
+    sizes = {**axes, "batch": axes.get("batch", 1), "1": 1, **_padded_sizes(tensors, args),
+             **_shard_sizes(axes, args)}  # fmt: skip
     return tuple(sizes[size] if size in sizes else int(size) for size in result.shape)
 
 
@@ -156,6 +157,14 @@ def _padded_sizes(tensors: Mapping[str, Array], args: Mapping[str, Any]) -> Axes
         "snapshot_capacity": tensors["snapshot_rows"].size if given is None and "snapshot_rows" in tensors
         else given or 0,
     }  # fmt: skip
+
+
+def _shard_sizes(axes: Axes, args: Mapping[str, Any]) -> Axes:
+    """Sizes of the arrays that have a row for each rank."""
+    ranks = args.get("ranks", 0)
+    if ranks < 1:
+        return {}
+    return {"ranks": ranks, "shard_tokens": args.get("total_tokens", 0) // ranks, "N+1": axes.get("N", 0) + 1}
 
 
 def offsets_of(tensors: Mapping[str, Array], tokens: int) -> list[int]:

@@ -416,6 +416,15 @@ def _serving_family() -> list[Operation]:
                   "The chunking all recurrent layers share, or None."),
         Operation("layer_map", "host", (Argument("layer_type_list", "object"),), (),
                   "The slab of each layer: recurrent layers counted from 0, None for the others (LAYER-2)."),
+        Operation("head_shards", "host", (Argument("mixer", "object"), Argument("ranks", "number")), (),
+                  "Columns, channels and norm groups that each rank has of a mixer that is cut by heads (PAR-2)."),
+        Operation(
+            "token_shards", "host",
+            (_index("cu_seqlens", "N+1"), Argument("total_tokens", "number"), Argument("ranks", "number")),
+            (Result("seq_idx", ("ranks", "shard_tokens"), "i32"),
+             Result("shard_cu_seqlens", ("ranks", "N+1"), "i32"), Result("entering_rows", ("ranks",), "i32")),
+            "Ids, offsets and the entering segment of each rank of a pack that is cut by tokens (PAR-1, PAR-3).",
+        ),
         Operation("run_slots", "host", (Argument("slots", "number"), Argument("events", "object")), (),
                   "Allocations and releases of a slot pool in order: what was handed out, and what is free (LIFE-1)."),
         Operation(

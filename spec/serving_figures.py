@@ -86,6 +86,23 @@ def drafts_and_rollback(tokens: Sequence[str], states: Sequence[str], accepted: 
     return draw(title, lines, said + behind)
 
 
+def shards_of_tokens(ids: Sequence[Sequence[int]], entering: Sequence[int]) -> Figure:
+    """The ids of each rank's rows, and the segment that crosses from the rank before.
+
+    >>> shards_of_tokens([[0, 1, 1], [1, 2, 2]], [-1, 1])
+    6 rows on 2 ranks
+    rank 0    0 1 1
+    rank 1          1 2 2
+    Segment 1 enters rank 1 with the window and the state that it left rank 0 with.
+    """
+    each = len(ids[0]) if ids else 0
+    lines = [Line(f"rank {rank}", rank * each, [str(n) for n in own], list(own)) for rank, own in enumerate(ids)]
+    crossing = [f"Segment {row} enters rank {rank} with the window and the state that it left rank {rank - 1} with."
+                for rank, row in enumerate(entering) if row >= 0]  # fmt: skip
+    said = " ".join(crossing) or "No segment crosses an edge."
+    return draw(f"{each * len(ids)} rows on {len(ids)} rank{'s' * (len(ids) != 1)}", lines, said)
+
+
 def draw(title: str, lines: Sequence[Line], said: str) -> Figure:
     """Lines of cells as a figure and as text."""
     wide = max((len(word) for line in lines for word in line.words), default=1)

@@ -93,3 +93,17 @@ def ssm_chunking(layer_type_list: Sequence[str], layers: Sequence[Any]) -> SSMCh
         return SSMChunking(own["chunk_size"], own["chunk_size"] if inference is None else inference,
                            own.get("num_householder") or 0)  # fmt: skip
     return None
+
+
+def token_shards(cu_seqlens: Any, total_tokens: int, ranks: int) -> tuple[Index, Index, Index]:
+    """Row by row of the whole pack: whose it is, and where; a segment enters where it has rows on both sides."""
+    each, ends = total_tokens // ranks, [int(end) for end in cu_seqlens]
+    owner = [next((n for n in range(len(ends) - 1) if ends[n] <= t < ends[n + 1]), len(ends) - 1)
+             for t in range(total_tokens)]  # fmt: skip
+    parts = [range(rank * each, (rank + 1) * each) for rank in range(ranks)]
+    return (
+        whole([[owner[t] for t in part] for part in parts]).reshape(ranks, each),
+        whole([[len([t for t in part if t < end]) for end in ends] for part in parts]),
+        whole([owner[part[0]] if each and part[0] and owner[part[0] - 1] == owner[part[0]] else -1
+               for part in parts]),
+    )  # fmt: skip
