@@ -50,12 +50,12 @@ def shard_heads(mixer: RecurrentMixer, group: Any = None, *, rows_are_sharded: b
     columns = head_shards(mixer.config, ranks)
     own = columns[rank]
     kind = type("HeadShard", (HeadShard, MIXERS[mixer.config.kind]), {})
-    shard: RecurrentMixer = kind(
+    shard: HeadShard = kind(
         shard_config(mixer.config, ranks), layer_number=mixer.layer_number, pp_layer_offset=mixer.pp_layer_offset,
         in_proj=Columns(mixer.in_proj, own["row"], group, rows_are_sharded),
-        out_proj=Gathered(mixer.out_proj, [shard["out"] for shard in columns], group, rows_are_sharded),
+        out_proj=Gathered(mixer.out_proj, [of["out"] for of in columns], group, rows_are_sharded),
     )  # fmt: skip
-    shard.norm_ranks = [shard["norm"] for shard in columns]
+    shard.norm_ranks = [of["norm"] for of in columns]
     shard.group = group
     heads = heads_and_groups(mixer.config)[0] // ranks
     for name, parameter in parameters_of(mixer).items():
@@ -99,7 +99,8 @@ class HeadShard(RecurrentMixer):
         total = np.sum([sums[r].numpy() for r in shared], axis=0)
         root = np.sqrt(total / (len(shared) * y.shape[-1]) + self.config.norm_eps)
         y = y / root[..., None] * to_float64(self.norm_weight)
-        return y * gate if gate is not None and first else y
+        scaled: Float64 = y * gate if gate is not None and first else y
+        return scaled
 
 
 class Columns(nn.Module):
@@ -167,6 +168,7 @@ def forward_token_shard(
         by_ids = mixer.config.kind == "mamba2"
         states = edge.enter(np.zeros((segments, *mixer.config.state_shape)))
         bounds = {"seq_idx": own} if by_ids else {"cu_seqlens": offsets[rank]}
+        y: Float64
         y, left = mixer.operation("")(*inputs, **bounds, initial_state=states if by_ids else states[:-1],
                                       output_final_state=True, **mixer.settings())  # fmt: skip
         edge.leave(left if by_ids else np.concatenate([left, states[-1:]]))
