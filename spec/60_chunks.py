@@ -27,6 +27,7 @@ import numpy as np
 
 from statescan.conformance.mutants import mutant
 from statescan.reference.delta import gated_delta_rule
+from statescan.reference.host.metadata import PREFILL_NAMES, prefill_metadata
 from statescan.reference.second import delta as chunked
 from statescan.reference.ssd import ssd
 from statescan.spec.figures import chunk_grid
@@ -341,27 +342,56 @@ assert 1 + 16 == 17 == 2 * 8.5
 # ## Chunk tables
 #
 # A kernel that runs all chunks at once finds its own in a table: for each chunk the row it belongs to and its number in
-# that row. A row of `n` tokens has `ceil(n / L)` chunks and at least one, so that an empty row has one empty chunk and
-# somebody passes its state through. `chunk_offsets` counts them up. For GDP the table counts rows of copies, `n * M`.
-# Entries that pad the table to a fixed size are (-1, 0), and no kernel acts on them.
-#
-# Rows of 70, 0, 33 and 0 tokens in chunks of 64 have the offsets `0, 2, 3, 4, 5`. Megatron-Core's table for GDP leaves
-# empty rows out, `0, 2, 2, 3, 3`, and pads with chunks that lie past their row.
-#
-# This is CHUNK-4. It becomes a clause with the function that builds these tables.
+# that row. `chunk_offsets` counts the chunks up: rows of 70, 0, 33 and 0 tokens in chunks of 64 have `0, 2, 3, 4, 5`.
+# Entries that pad a table to a fixed size are (-1, 0), and no kernel acts on them. The tables of a step of serving, and
+# why an empty row is in them, stand in META-10.
 
 # %%
-def chunk_table(lengths, chunk, copies=1, padded_to=0):
-    counts = [max(1, -(-length * copies // chunk)) for length in lengths]
-    table = [(row, c) for row, count in enumerate(counts) for c in range(count)]
-    return table + [(-1, 0)] * (padded_to - len(table)), np.cumsum([0, *counts]).tolist()
+def chunk_tables(lengths, by=None, **more):
+    build = prefill_metadata if by is None else by["prefill_metadata"]
+    slots = np.arange(len(lengths))
+    found = build(np.array(lengths), slots, None, None, len(lengths), **more)
+    return dict(zip(PREFILL_NAMES, (array.tolist() for array in found), strict=True))
 
 
-table, offsets = chunk_table([70, 0, 33, 0], 64, padded_to=7)
-assert table == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (-1, 0), (-1, 0)]
-assert offsets == [0, 2, 3, 4, 5]
-assert chunk_table([70, 0, 33, 0], 64, copies=2)[1] == [0, 3, 4, 6, 7]
-assert np.cumsum([0, *(-(-length // 64) for length in [70, 0, 33, 0])]).tolist() == [0, 2, 2, 3, 3]
+step = chunk_tables([70, 0, 33, 0], padded_tokens=128, chunk_size=64)
+assert step["chunk_indices"] == [[0, 0], [0, 1], [1, 0], [2, 0], [3, 0], [-1, 0]]
+assert step["chunk_offsets"] == [0, 2, 3, 4, 5]
+
+# %% [markdown]
+# (CHUNK-4)=
+# ## CHUNK-4  As many chunks as the stream of the kernel fills
+#
+# :::{clause} CHUNK-4
+# :level: MUST
+# :since: 0.1
+# :source: decision where the public descriptions are silent
+# :applies: prefill_metadata
+# :observable: value, metadata
+# :::
+#
+# A row of `n` tokens MUST have `ceil(n / L)` chunks in a table of tokens and `ceil(n * M / L)` in a table of copies,
+# and one where that is none.
+#
+# Example. Rows of 5 and 4 tokens of 2 copies, chunks of 4: 2 and 1 chunks of tokens, 3 and 2 of copies; the table of
+# copies is `[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]` and one entry of padding.
+#
+# Not this. Chunks of tokens times copies, 4 and 2: `[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1]`. Fault:
+# copies-chunked-by-tokens.
+#
+# Why. The last entry of the first row lies past its 10 rows of copies, where those of the second row are. Tables are
+# made for the longest batch, so one entry too many takes another row's place in a full one.
+
+# %%
+given = {"padded_tokens": 9, "chunk_size": 4, "num_householder": 2}
+assert [-(-n // 4) for n in (5, 4)] == [2, 1]
+assert [-(-n * 2 // 4) for n in (5, 4)] == [3, 2]
+assert chunk_tables([5, 4], **given)["chunk_indices_dp"] == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [-1, 0]]
+
+wrong = mutant("copies-chunked-by-tokens")
+assert [2 * -(-n // 4) for n in (5, 4)] == [4, 2]
+assert chunk_tables([5, 4], wrong, **given)["chunk_indices_dp"] == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1]]
+assert 5 * 2 == 10
 
 # %% [markdown]
 # ## Where precision goes

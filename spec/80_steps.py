@@ -36,6 +36,7 @@ import torch
 
 from statescan.conformance.mutants import mutant
 from statescan.reference.host.stack import layer_map
+from statescan.reference.host.tables import edit_tables
 from statescan.reference.inference import SSMDynamicInferenceMixin
 from statescan.spec.notation import numbers, refusal
 from statescan.spec.serving_figures import split_and_merge
@@ -457,3 +458,37 @@ assert layer_map(["*", "M", "-", "M"]) == [None, 0, None, 1]
 
 wrong = mutant("slab-counts-every-layer")
 assert wrong["layer_map"](["*", "M", "-", "M"]) == [None, 1, None, 3]
+
+# %% [markdown]
+# (LAYER-3)=
+# ## LAYER-3  The tables of all groups of layers change together
+#
+# :::{clause} LAYER-3
+# :level: MUST
+# :since: 0.1
+# :source: decision where the public descriptions are silent
+# :applies: edit_tables
+# :observable: value, error
+# :::
+#
+# An edit of the rows of a batch MUST be made in the index tables of all groups of layers, so that a row is the same
+# request in each of them.
+#
+# Example. Three requests, slots `2, 0, 1` in the recurrent layers and blocks `5, 6, 7` in attention. The first ends and
+# the last moves up: slots `1, 0` and blocks `7, 6`.
+#
+# Not this. The rows of the first group alone are moved: slots `1, 0` and blocks `5, 6`. Fault:
+# rows-moved-in-the-first-group-only.
+#
+# Why. A shortcut that refreshes the states' indices and keeps the others looks right until rows move; in a captured
+# graph the old ones are read for ever. The first request then continues from one prompt's state and another's keys.
+
+# %%
+tables, ends = {"recurrent": [2, 0, 1], "attention": [5, 6, 7]}, [("drop", 0)]
+assert edit_tables(tables, ends) == {"recurrent": [1, 0], "attention": [7, 6]}
+assert refusal(edit_tables, tables, [("add", {"recurrent": 3})]) == (
+    "ShapeError: a new row and group 'attention': an entry for every group, and no other (LAYER-3)"
+)
+
+wrong = mutant("rows-moved-in-the-first-group-only")
+assert wrong["edit_tables"](tables, ends) == {"recurrent": [1, 0], "attention": [5, 6]}

@@ -22,6 +22,7 @@
 
 # %%
 from statescan.conformance.mutants import mutant
+from statescan.reference.host.drafts import accept_drafts
 from statescan.spec.serving_figures import drafts_and_rollback
 from statescan.spec.steps import Desk, Toy, step, toy_context
 
@@ -145,3 +146,36 @@ assert refused() == ("zxBCdt has 2 tokens a request: this mixer takes 1 (SPEC-7)
 
 wrong = mutant("prefill-before-the-refusal")
 assert refused(wrong)[1] == 1
+
+# %% [markdown]
+# (SPEC-8)=
+# ## SPEC-8  Drafts stand from the first on
+#
+# :::{clause} SPEC-8
+# :level: MUST
+# :since: 0.1
+# :source: ssm_inference, speculative decoding
+# :applies: accept_drafts
+# :observable: value, error
+# :::
+#
+# The accepted drafts MUST be those before the first one that is not what the model chose behind the token before it,
+# and the next base token what it chose behind the last accepted one.
+#
+# Example. Base token 4 and drafts `5, 7, 9`; the model chose `5, 8, 9, 6`: 1 draft stands, and 8 comes next.
+#
+# Not this. Agreements are counted: 5 and 9 agree, 2 drafts stand, and 9 comes next. Fault:
+# matches-counted-behind-a-mismatch.
+#
+# Why. What the model chose behind a wrong draft it chose after reading it. The state of entry 2 has read 7, which the
+# answer does not contain. How the model chooses, by the largest logit or by chance, is the engine's business.
+
+# %%
+given, chosen = [[4, 5, 7, 9]], [[5, 8, 9, 6]]
+assert (given[0][0], given[0][1:]) == (4, [5, 7, 9])
+assert [found.tolist() for found in accept_drafts(given, chosen)] == [[1], [8]]
+assert accept_drafts([[4, 5, 0, 0]], chosen, [2])[0].tolist() == [1]
+assert accept_drafts([[0, 0, 0, 0]], chosen, [0])[0].tolist() == [-1]  # padding
+
+wrong = mutant("matches-counted-behind-a-mismatch")
+assert [found.tolist() for found in wrong["accept_drafts"](given, chosen)] == [[2], [9]]

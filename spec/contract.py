@@ -416,6 +416,16 @@ def _serving_family() -> list[Operation]:
                   "The chunking all recurrent layers share, or None."),
         Operation("layer_map", "host", (Argument("layer_type_list", "object"),), (),
                   "The slab of each layer: recurrent layers counted from 0, None for the others (LAYER-2)."),
+        Operation(
+            "accept_drafts", "host",
+            (_index("tokens", "N", "J", doc="what each row was given: its base token, then drafts"),
+             _index("chosen", "N", "J", doc="what the model chose behind each of them"),
+             _index("num_tokens", "N", optional=True, doc="real tokens of each row, 0..J (SPEC-6)")),
+            (Result("num_accepted", ("N",), "i32"), Result("next_tokens", ("N",), "i64")),
+            "How many drafts of each row stand, and the base token of its next step (SPEC-8).",
+        ),
+        Operation("edit_tables", "host", (Argument("tables", "object"), Argument("events", "object")), (),
+                  "Rows of a batch swapped, dropped and added in the index tables of all layer groups (LAYER-3)."),
         Operation("head_shards", "host", (Argument("mixer", "object"), Argument("ranks", "number")), (),
                   "Columns, channels and norm groups that each rank has of a mixer that is cut by heads (PAR-2)."),
         Operation(

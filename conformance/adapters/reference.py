@@ -16,7 +16,8 @@ adapter = Adapter("reference", __version__, source="statescan.reference")
 _MODULES = {"packed": "packed", "versions": "packed", "conv": "conv", "gates": "gates", "norms": "norms",
             "delta": "delta", "ssd": "ssd"}  # fmt: skip
 _HOST = {"ssm_chunking": "stack", "layer_map": "stack", "run_slots": "slots", "prefill_metadata": "metadata",
-         "decode_metadata": "metadata", "head_shards": "shards", "token_shards": "shards"}  # fmt: skip
+         "decode_metadata": "metadata", "accept_drafts": "drafts",
+         "edit_tables": "tables", "head_shards": "shards", "token_shards": "shards"}  # fmt: skip
 _GRADIENTS = {**_MODULES, "delta": "delta_grad", "ssd": "ssd_grad"}
 
 

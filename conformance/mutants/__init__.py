@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from statescan.conformance.mutants import delta, gates, host, parallel, ssd, step
+from statescan.conformance.mutants import batch, delta, gates, host, parallel, ssd, step
 from statescan.conformance.mutants.conv import FAULTS as CONV_FAULTS
 from statescan.conformance.mutants.conv import build as build_conv
 from statescan.conformance.mutants.packed import FAULTS as PACKED_FAULTS
@@ -38,6 +38,7 @@ PARTS: tuple[Part, ...] = (
     Part("chunked", delta.build_chunked, delta.CHUNKED_FAULTS),
     Part("chunked", ssd.build_chunked, ssd.CHUNKED_FAULTS),
     Part("host", host.build, host.FAULTS),
+    Part("host", batch.build, batch.FAULTS),
     Part("host", parallel.build, parallel.FAULTS),
     Part("engine", step.build, step.FAULTS),
 )

@@ -29,7 +29,8 @@ FAULTS: tuple[str, ...] = (
     "conv-starts-at-the-pack", "padded-decode-tokens-counted", "positions-within-the-piece",
     "empty-row-without-a-table-entry", "training-chunk-in-prefill", "no-layer-means-default-chunks",
     "first-layer-speaks-for-all", "longer-list-cut", "no-copies-read-as-one", "slab-counts-every-layer",
-    "slots-handed-out-in-part", "double-free-accepted", "one-class-for-all", "message-without-label",
+    "slots-handed-out-in-part", "double-free-accepted", "copies-chunked-by-tokens", "chunk-behind-a-full-one",
+    "one-class-for-all", "message-without-label",
 )  # fmt: skip
 PLACES = {"M": "mixer", "G": "self_attention"}
 
@@ -100,7 +101,11 @@ class HostModel:
         table = [(row, part) for row, part, _ in grid]
         ids = 0 if fault == "padding-tokens-have-id-zero" else -1
         idle = n - 1 if fault == "padding-chunks-of-the-last-request" else 0
-        copied = self.chunks([size * copies for size in sizes], [start * copies for start in starts], chunk)
+        copied = [(row, part) for row, part, _ in self.chunks([size * copies for size in sizes],
+                                                              [start * copies for start in starts], chunk)]  # fmt: skip
+        if fault == "copies-chunked-by-tokens":
+            parts = [len([1 for other, _ in table if other == row]) for row in range(n)]
+            copied = [(row, part) for row in range(n) for part in range(copies * parts[row])]
         ours = self.delta_table(table, sizes)
         return (
             narrow([base + start for start in [*starts, total]]), narrow([*slots, *[self.no_slot] * (n - len(slots))]),
@@ -110,7 +115,7 @@ class HostModel:
             narrow([counted, total]),
             np.array(filled([self.ending(grid, starts, row, at) for row, at in snapshots], capacity, 0), np.int64),
             narrow(filled(places, capacity, d_conv)), narrow([len(snapshots)]), pairs(ours, most),
-            pairs(self.delta_table([(row, part) for row, part, _ in copied], sizes), wide),
+            pairs(self.delta_table(copied, sizes), wide),
             narrow([len([1 for row, _ in ours if row < i]) for i in range(n + 1)]),
         )  # fmt: skip
 
@@ -118,8 +123,9 @@ class HostModel:
         """(row, chunk in row, end in the pack) of every chunk."""
         found = []
         for row, (size, start) in enumerate(zip(sizes, starts, strict=True)):
+            stop = size + (self.fault == "chunk-behind-a-full-one")
             edge = chunk - start % chunk if self.fault == "chunk-grid-over-the-pack" else chunk
-            ends = [start + end for end in range(edge, size, chunk)] + [start + size]
+            ends = [start + end for end in range(edge, stop, chunk)] + [start + size]
             found += [(row, part, end) for part, end in enumerate(ends)]
         return found
 

@@ -107,3 +107,12 @@ def token_shards(cu_seqlens: Any, total_tokens: int, ranks: int) -> tuple[Index,
         whole([owner[part[0]] if each and part[0] and owner[part[0] - 1] == owner[part[0]] else -1
                for part in parts]),
     )  # fmt: skip
+
+
+def accept_drafts(tokens: Any, chosen: Any, num_tokens: Any = None) -> tuple[Index, Index]:
+    """The largest count whose drafts all agree; counted down from all of them."""
+    sizes = [len(row) for row in tokens] if num_tokens is None else [int(n) for n in num_tokens]
+    accepted = [max((a for a in range(size) if list(row[1 : a + 1]) == list(model[:a])), default=-1)
+                for row, model, size in zip(tokens, chosen, sizes, strict=True)]  # fmt: skip
+    behind = [model[a] if a >= 0 else -1 for model, a in zip(chosen, accepted, strict=True)]
+    return whole(accepted), np.array(behind, np.int64)
