@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
-from statescan.reference.host import metadata, slots, stack
+from statescan.reference.host import drafts, metadata, shards, slots, stack, tables
+from statescan.reference.host.drafts import accept_drafts
 from statescan.reference.host.metadata import PREFILL_NAMES, decode_metadata, prefill_metadata
 from statescan.reference.host.slots import SlotPool
 from statescan.reference.host.stack import layer_map, ssm_chunking
+from statescan.reference.host.tables import edit_tables
 from statescan.reference.second import host as second
 from statescan.spec.contract import (
     OPERATIONS,
@@ -26,7 +29,7 @@ from statescan.spec.contract import (
 )
 
 
-@pytest.mark.parametrize("module", [metadata, slots, stack], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [drafts, metadata, shards, slots, stack, tables], ids=lambda module: module.__name__)
 def test_docstrings_show_what_happens(module: ModuleType) -> None:
     failed, tried = doctest.testmod(module)
     assert tried
@@ -243,3 +246,47 @@ def test_unequal_lists_and_silent_mixers_are_refused() -> None:
 def test_slabs_are_counted_over_recurrent_layers_alone() -> None:
     assert layer_map(["*", "M", "-", "M", "E", "M"]) == [None, 0, None, 1, None, 2]
     assert layer_map([]) == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Between steps
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_drafts_stand_up_to_the_first_mismatch_in_every_small_case() -> None:
+    """All rows of up to three drafts over two tokens, by two definitions; and by the word of the rule."""
+    pairs = [(given, chosen) for given in itertools.product((0, 1), repeat=4)
+             for chosen in itertools.product((0, 1), repeat=4)]  # fmt: skip
+    tokens, model = (np.array(side) for side in zip(*pairs, strict=True))
+    for count in range(5):
+        counts = np.full(len(pairs), count)
+        accepted, behind = accept_drafts(tokens, model, counts)
+        for found, again in zip((accepted, behind), second.accept_drafts(tokens, model, counts), strict=True):
+            assert found.dtype == again.dtype
+            assert found.tolist() == again.tolist()
+        for a, base, (given, chosen) in zip(accepted.tolist(), behind.tolist(), pairs, strict=True):
+            assert count or (a, base) == (-1, -1)
+            assert not count or (given[1 : a + 1] == chosen[:a] and base == chosen[a])
+            assert a + 1 >= count or given[a + 1] != chosen[a]
+
+
+def test_drafts_of_other_shapes_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"tokens have shape \[1, 2\] and chosen \[1, 1\].*SPEC-8"):
+        accept_drafts([[1, 2]], [[1]])
+    with pytest.raises(ShapeError, match=r"num_tokens has shape \[2\]: \[1\] is needed \(SPEC-6\)"):
+        accept_drafts([[1, 2]], [[1, 2]], [1, 1])
+    with pytest.raises(UnsupportedError, match=r"num_tokens\[0\]=3: 0 to 2 \(SPEC-6\)"):
+        accept_drafts([[1, 2]], [[1, 2]], [3])
+
+
+def test_rows_of_all_tables_stay_together() -> None:
+    """Whatever is edited, row n is the same request in each group; and what was given is as it was."""
+    given = {"recurrent": [0, 1, 2], "attention": ["a0", "a1", "a2"]}
+    edits = [("swap", 0, 1), ("swap", 1, 1), ("drop", 0), ("drop", 1), ("add", {"recurrent": 7, "attention": "a7"})]
+    for events in itertools.product(edits, repeat=2):
+        found = edit_tables(given, events)
+        assert [f"a{slot}" for slot in found["recurrent"]] == found["attention"]
+        assert given == {"recurrent": [0, 1, 2], "attention": ["a0", "a1", "a2"]}
+    assert edit_tables(given, [("drop", 2)])["recurrent"] == [0, 1]
+    with pytest.raises(ShapeError, match=r"row 3 of 3 is not there \(LAYER-3\)"):
+        edit_tables(given, [("swap", 0, 3)])
