@@ -26,7 +26,9 @@ ECHO_IS_RIGHT = {
     **{f"{op}-all-segments-empty": "no tokens: what enters leaves again" for op in ("gdn", "gdp", "kda", "ssd")},
     **{f"{op}-{of}a-zero-row": "zeros in, zeros out" for op in ("l2norm", "rmsnorm") for of in ("of-", "gradient-of-")},
     "cu-actual-offsets-stand-alone": "the offsets that count are the ones given",
+    "accept-of-no-rows": "no rows, no counts",
     "seq-idx-of-an-empty-pack": "no tokens, no ids",
+    "stack-without-recurrent-layers": "no layer, no chunking: None, which is what an echo of no tensors gives too",
     "seq-idx-only-a-tail": "the offset given and the ordinal asked for are both 0",
 }
 """Exact vectors whose answer is one of their inputs."""
@@ -82,9 +84,9 @@ def _pools_stand(story: Story) -> bool:
 
 
 def _results(story: Story) -> list[Any]:
-    """Expected results, pools aside; a host value counts as one that is neither empty nor 0."""
-    return [np.ones(1) if want.array is None else want.array for name, want in story.expect.items()
-            if name not in story.tensors and want.how != "finite"]  # fmt: skip
+    """Expected results, pools aside; a host value counts as one that is neither empty nor 0, and None as nothing."""
+    return [np.ones(0 if want.value is None else 1) if want.array is None else want.array
+            for name, want in story.expect.items() if name not in story.tensors and want.how != "finite"]  # fmt: skip
 
 
 def _all_zero(story: Story) -> bool:
