@@ -270,6 +270,11 @@ def test_drafts_stand_up_to_the_first_mismatch_in_every_small_case() -> None:
             assert a + 1 >= count or given[a + 1] != chosen[a]
 
 
+def test_no_rows_accept_nothing() -> None:
+    accepted, behind = accept_drafts(np.zeros((0, 3), np.int64), np.zeros((0, 3), np.int64))
+    assert (accepted.shape, accepted.dtype, behind.shape, behind.dtype) == ((0,), np.int32, (0,), np.int64)
+
+
 def test_drafts_of_other_shapes_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"tokens have shape \[1, 2\] and chosen \[1, 1\].*SPEC-8"):
         accept_drafts([[1, 2]], [[1]])

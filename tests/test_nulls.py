@@ -26,7 +26,6 @@ ECHO_IS_RIGHT = {
     **{f"{op}-all-segments-empty": "no tokens: what enters leaves again" for op in ("gdn", "gdp", "kda", "ssd")},
     **{f"{op}-{of}a-zero-row": "zeros in, zeros out" for op in ("l2norm", "rmsnorm") for of in ("of-", "gradient-of-")},
     "cu-actual-offsets-stand-alone": "the offsets that count are the ones given",
-    "accept-of-no-rows": "no rows, no counts",
     "seq-idx-of-an-empty-pack": "no tokens, no ids",
     "stack-without-recurrent-layers": "no layer, no chunking: None, which is what an echo of no tensors gives too",
     "seq-idx-only-a-tail": "the offset given and the ordinal asked for are both 0",
