@@ -19,6 +19,7 @@ from statescan.conformance.replay import Arrays, on_object, replay
 from statescan.conformance.replay_random import check
 from statescan.conformance.replay_toy import replay_toy
 from statescan.fast import inference as fast
+from statescan.fast.bench import check_serving
 from statescan.fast.delta import commit_accepted
 from statescan.fast.metadata import StepArrays
 from statescan.fast.mixers import MIXERS, RecurrentMixer, build_mixer
@@ -526,3 +527,35 @@ def test_a_step_that_cannot_be_told_apart_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="copies"):
         build_mixer({"kind": "gdp", "householder": 65})
     assert all(bool((pool == 0).all()) for pool in pools)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The check for a GPU, as far as it goes without one
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("gdn", torch.float32), ("mamba2", torch.bfloat16)])
+def test_the_check_of_a_whole_step_runs(kind: str, dtype: torch.dtype) -> None:
+    check_serving.whole_step(kind, dtype, check_serving.TINY, [1])
+
+
+def test_the_check_of_a_whole_step_sees_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merged at the padded count: what a graph would keep if it read the host."""
+    def padded(y_decode: Any, slots: Any, y_prefill: Any, cu_seqlens: Any, counts: Any, rows: int) -> torch.Tensor:
+        return merge(y_decode, slots, y_prefill, cu_seqlens, torch.full_like(counts, 4), rows)
+
+    monkeypatch.setattr(fast, "merge", padded)
+    with pytest.raises(AssertionError, match="gdn step 2, layer 0"):
+        check_serving.whole_step("gdn", torch.float32, check_serving.TINY, [2])
+
+
+def test_the_check_of_traces_as_graphs_runs() -> None:
+    check_serving.graphed_traces("mamba2", "slot-zeroed")
+    check_serving.toys()
+
+
+def test_checks_have_names_of_their_own() -> None:
+    for tiny in (True, False):
+        names = [name for name, _ in check_serving.checks(tiny)]
+        assert len(set(names)) == len(names)
+        assert all(name.startswith("serving ") for name in names)

@@ -33,7 +33,7 @@ from statescan.conformance.invoke import invoke, isolated
 from statescan.fast.bench.bench import environment
 from statescan.goldens.store import load_vectors
 
-SOURCES = tuple(f"statescan.fast.bench.check_{name}" for name in ("conv", "decode", "prefill"))
+SOURCES = tuple(f"statescan.fast.bench.check_{name}" for name in ("conv", "decode", "prefill", "serving"))
 """Modules of further checks: `checks(tiny)` gives pairs of a name and a function that raises if something is wrong."""
 
 TYPES = ("f32", "bf16", "f16")
