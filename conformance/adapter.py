@@ -78,25 +78,26 @@ class Adapter:
 
     def mixer(
         self, *, kinds: Sequence[str] = KINDS, offers: Sequence[str] = HOOKS, features: Sequence[str] = ALL_FEATURES,
-        dtypes: Sequence[Mapping[str, str]] = (), operand: str = "f32", limits: Mapping[str, Any] | None = None,
-        arrays: str = "",
+        lacks: Sequence[str] = (), dtypes: Sequence[Mapping[str, str]] = (), operand: str = "f32",
+        limits: Mapping[str, Any] | None = None, arrays: str = "",
     ) -> Callable[[Function], Function]:  # fmt: skip
         """Register a class or function that makes a mixer of one of `kinds` from its description.
 
         The object has the hooks that it `offers`, with the arguments of the operation table by place; with
         `ssm_dynamic_inference` among them it is a whole mixer, and where a description gives no projection its rows
-        come in projected and leave as they are. `limits` bound numbers of the description ({"heads": [1]},
-        {"key_dim": {"max": 128}}); `dtypes` name `zxBCdt`, `conv_state`, `ssm_state`; `arrays` are those of the
-        hooks, where they are not those of the operations.
+        come in projected and leave as they are. `lacks` are features that it does not claim; `limits` bound numbers of
+        the description ({"heads": [1]}, {"key_dim": {"max": 128}}); `dtypes` name `zxBCdt`, `conv_state`, `ssm_state`;
+        `arrays` are those of the hooks, where they are not those of the operations.
         """
-        unknown = [name for name in (*kinds, *offers) if name not in (*KINDS, *HOOKS, MIXIN)]
+        unknown = [name for name in (*kinds, *offers, *lacks) if name not in (*KINDS, *HOOKS, MIXIN, *ALL_FEATURES)]
         if unknown:
-            raise ValueError(f"{unknown[0]!r} is no kind of mixer ({', '.join(KINDS)}) and no hook")
+            raise ValueError(f"{unknown[0]!r} is no kind of mixer ({', '.join(KINDS)}), no hook and no feature")
         for name in offers:
             served = [*kinds, TOY] if name == MIXIN else list(kinds)
             self.capabilities.append({
-                "op": name, "features": list(features), "dtypes": [dict(d) for d in dtypes], "operand": operand,
-                "state_layout": ["KV"], "limits": {"kind": served, **(limits or {})},
+                "op": name, "features": [word for word in features if word not in lacks],
+                "dtypes": [dict(d) for d in dtypes], "operand": operand, "state_layout": ["KV"],
+                "limits": {"kind": served, **(limits or {})},
             })  # fmt: skip
 
         self.hook_arrays = arrays or self.arrays

@@ -147,7 +147,7 @@ def schedules(
             console.print(said, markup=False, highlight=False, soft_wrap=True)
         skipped = "".join(f", {n} not applicable ({word})" for word, n in row["not_applicable"].items())
         console.print(f"{kind}: {row['count']} schedules, {row['passed']} as alone{skipped}, "
-                      f"{len(row['failed'])} not", markup=False, highlight=False)  # fmt: skip
+                      f"{len(row['failed'])} not", markup=False, highlight=False, soft_wrap=True)  # fmt: skip
     console.print(f"book: {out}", highlight=False)
     sys.exit(int(any(book.mixers.get(kind, {}).get("failed") for kind in chosen)))
 

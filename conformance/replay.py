@@ -140,13 +140,13 @@ class Book:
         self.owner |= {given["slot"]: given["request"] for given in self.now.get("admit", [])}
 
     def row(self, hook: str, n: int) -> Place:
-        """The request of a row of one partition; padding has none."""
+        """A row of one partition and its request; padding has none."""
         rows = self.now.get(hook, [])
-        return {"request": rows[n]["request"]} if n < len(rows) else {}
+        return {"request": rows[n]["request"], "row": n} if n < len(rows) else {"padding_row": n}
 
     def slot(self, slot: int) -> Place:
-        """The request that holds a slot, or held it last."""
-        return {"request": self.owner[slot]} if slot in self.owner else {}
+        """A slot and the request that holds it, or held it last."""
+        return {"request": self.owner[slot], "slot": slot} if slot in self.owner else {"slot": slot}
 
     def snapshot(self, i: int) -> Place:
         """The request of a snapshot row."""
@@ -218,6 +218,10 @@ class Replay:
         self.book = Book(self.trace)
         state = ("head", "channel", "state_column") if self.trace["mixer"]["kind"] == "mamba2" else (
             "value_head", "key", "value")  # fmt: skip
+        # a partition without a single row tells no width: that of the others is its own
+        steps = [step[hook] for step in self.trace["steps"] for hook in BUFFERS if hook in step]
+        pairs = {"zxBCdt": [given["zxBCdt"] for given in steps], "y": [given["expect"]["y"] for given in steps]}
+        self.widths = {name: max((len(rows[0][0]) for rows in some if rows), default=0) for name, some in pairs.items()}
         self.axes = dict(zip((*POOLS, *ENTRIES, *SNAPSHOTS), (("channel", "column"), state) * 3, strict=True))
 
     # One step through the two hooks -------------------------------------------------------------------------------
@@ -234,22 +238,29 @@ class Replay:
 
     def call_hook(self, step: Step, hook: str, memory: Memory, buffers: Sequence[Array]) -> Iterator[Verdict]:
         """One hook: called, and its outputs, buffers and inputs compared."""
-        given, want = step[hook], step[hook]["expect"]
         changed = dict(zip((*POOLS, *BUFFERS[hook]), (*memory.pools, *buffers), strict=False))
-        y = from_nested(want["y"], self.types.out)
-        tensors = {"zxBCdt": from_nested(given["zxBCdt"], self.types.rows), **changed}
+        rows, y = self.rows(step, hook)
+        tensors = {"zxBCdt": rows, **changed}
         args: dict[str, Any] = {}
         if hook == "decode":
-            tensors["batch_indices"] = np.array(given["batch_indices"], np.int64)
+            tensors["batch_indices"] = np.array(step[hook]["batch_indices"], np.int64)
         else:
             tensors |= self.metadata(step)
-            args = self.sizes(step, len(tensors["zxBCdt"]), 1)
+            args = self.sizes(step, len(rows), 1)
         call = Call(f"ssm_{hook}", args, tensors, (Plan("y", self.types.out, y.shape),))
         reply, kept = self.send(step, hook, call, changed)
         yield self.early(step, hook, reply)
         yield self.compare(step, f"{hook}.y", reply.outputs["y"], y)
         yield from self.compare_buffers(step, hook, buffers)
         yield from self.compare_inputs(step, hook, reply, kept)
+
+    def rows(self, step: Step, hook: str) -> tuple[Array, Array]:
+        """What a hook is given and must return: `[N, J, D]` in decode, `[T, 1, D]` in prefill."""
+        rows = from_nested(step[hook]["zxBCdt"], self.types.rows)
+        y = from_nested(step[hook]["expect"]["y"], self.types.out)
+        if rows.size:
+            return rows, y
+        return rows.reshape(0, 1, self.widths["zxBCdt"]), y.reshape(0, 1, self.widths["y"])
 
     def send(self, step: Step, what: str, call: Call, changed: Mapping[str, Array]) -> tuple[Reply, dict[str, Array]]:
         """Make a call, bring what it changed into memory; the reply, and what its inputs were."""
@@ -346,8 +357,7 @@ class Replay:
         least = 0
         for hook, count in (("decode", real_decode), ("prefill", real - real_decode)):
             if hook in step:
-                rows = from_nested(step[hook]["zxBCdt"], self.types.rows)
-                y = from_nested(step[hook]["expect"]["y"], self.types.out)
+                rows, y = self.rows(step, hook)
                 flat = rows.reshape(-1, 1, rows.shape[-1]), y.reshape(-1, 1, y.shape[-1])
                 least = max(least, len(flat[0]) + (real_decode if hook == "prefill" else 0))
                 parts.append((flat[0][:count], flat[1][:count]))
@@ -400,7 +410,7 @@ class Replay:
             if (bits(pool[others]) != bits(old[others])).any():
                 slot = next(s for s in others if (bits(pool[s]) != bits(old[s])).any())
                 said = f"step {step['step']}: {name}[{slot}] was written and no row names it"
-                place = {"step": step["step"], **self.book.slot(slot), "slot": slot}
+                place = {"step": step["step"], **self.book.slot(slot)}
                 yield Verdict("fail.touched", said, f"pools_after_hooks.{name}", place)
             want = from_nested(step["pools_after_hooks"][name], memory.dtypes[which])
             yield self.compare(step, f"pools_after_hooks.{name}", pool, want)
@@ -432,14 +442,14 @@ class Replay:
         if name == "out":
             return self.locate_packed(step, index)
         if name == "y" and hook == "decode":
-            return {**self.book.row("decode", index[0]), "row": index[0], "token": index[1], "channel": index[2]}
+            return {**self.book.row("decode", index[0]), "token": index[1], "channel": index[2]}
         if name == "y":
             return {**self.locate_piece(step, index[0]), "channel": index[2]}
         lead: Place
         if name in SNAPSHOTS:
             lead = {**self.book.snapshot(index[0]), "snapshot": index[0]}
         else:
-            lead = {**self.book.slot(index[0]), "slot": index[0], **({"entry": index[1]} if name in ENTRIES else {})}
+            lead = {**self.book.slot(index[0]), **({"entry": index[1]} if name in ENTRIES else {})}
         axes = self.axes[name]
         return {**lead, **dict(zip(axes, index[len(index) - len(axes) :], strict=True))}
 
@@ -448,7 +458,7 @@ class Replay:
         offsets = step["prefill"]["context"]["cu_seqlens"]
         for n, (start, end) in enumerate(pairwise(offsets)):
             if start <= token < end:
-                return {**self.book.row("prefill", n), "token": token, "segment": n, "offset": token - start}
+                return {**self.book.row("prefill", n), "token": token, "offset": token - start}
         return {"token": token, "past_the_last_offset": offsets[-1]}
 
     def locate_packed(self, step: Step, index: tuple[int, ...]) -> Place:
@@ -457,9 +467,9 @@ class Replay:
         row: Place = {"padding_row": index[0]}
         if index[0] < decoded:
             count = len(step["decode"]["zxBCdt"][0])
-            row = {**self.book.row("decode", index[0] // count), "packed_row": index[0], "token": index[0] % count}
+            row = {**self.book.row("decode", index[0] // count), "token": index[0] % count}
         elif index[0] < real:
-            row = {"packed_row": index[0], **self.locate_piece(step, index[0] - decoded)}
+            row = self.locate_piece(step, index[0] - decoded)
         return {**row, "channel": index[2]}
 
 

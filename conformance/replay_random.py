@@ -216,7 +216,7 @@ class Scheduler:
         if not rows and self.draw.chance(0.7):
             return
         step |= {"prefill": rows, "prefill_pad_to": max(len(rows) + self.draw.below(3), 1),
-                 "token_pad_to": max(total + self.draw.below(4), 1)}  # fmt: skip
+                 "token_pad_to": total + self.draw.below(4)}  # fmt: skip
         if snapshots:
             step["snapshot"] = snapshots
             step["commit"] = [{**snapshot, "block": self.draw.below(3)} for snapshot in snapshots]

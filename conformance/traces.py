@@ -79,7 +79,7 @@ def prepare_trace(trace: Trace, corpus: Mapping[str, Trace], claims: Sequence[Ca
     if missing is not None and (isinstance(whole, Missing) or not missing.word.startswith("ssm_")):
         return missing
     ways: tuple[str, ...] = () if missing is not None else ("hooks",)
-    ways += () if isinstance(whole, Missing) else ("mixin", "stack")
+    ways += () if isinstance(whole, Missing) else ("stack",)  # its first layer is all that "mixin" shows
     claim, types, declared = next(found for found in (*hooks, whole) if not isinstance(found, Missing))
     return TraceCase(trace, ways, trace["mixer"], claim, types, declared=declared)
 
@@ -249,6 +249,6 @@ def execute_trace(case: TraceCase, setup: Setup, run: Callable[[Call, str], Repl
         else:
             verdict = replay_calls(case.trace, run, through=way, types=case.types, derived=case.derived)
         if not verdict.passed:
-            through = "" if way == "hooks" or case.trace["mixer"]["kind"] == TOY else f" (through a {way})"
+            through = " (through a stack of layers)" if way == "stack" else ""
             return replace(verdict, message=verdict.message + through)
     return verdict

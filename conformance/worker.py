@@ -36,7 +36,7 @@ def main(target: str) -> None:
         elif message["cmd"] == "capabilities" and adapter is not None:
             answer = {"ok": True, "capabilities": adapter.capabilities}
         elif message["cmd"] == "setup" and adapter is not None:
-            answer = _setup(adapter, message["mixer"])
+            answer = answer_setup(adapter, message["mixer"])
         elif message["cmd"] == "run" and adapter is not None:
             answer = _answer(adapter, folder, message)
         else:
@@ -61,7 +61,8 @@ def _hello(adapter: Adapter) -> Message:
             "language": "python", "device": adapter.device, "source": adapter.source, "info": adapter.info}  # fmt: skip
 
 
-def _setup(adapter: Adapter, described: Message) -> Message:
+def answer_setup(adapter: Adapter, described: Message) -> Message:
+    """Make a mixer, and say what became of it."""
     try:
         adapter.setup(described)
     except Unsupported as error:

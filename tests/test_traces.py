@@ -89,8 +89,7 @@ def test_the_worked_example_is_the_one_in_the_text() -> None:
     merged = replay_model(trace, "merged-at-the-padded-count")
     assert merged is not None
     assert merged.tensor == "mixin.out, layer 1"
-    assert merged.place == {"step": 2, "request": "C", "packed_row": 6, "token": 0, "segment": 0, "offset": 0,
-                            "channel": 0}  # fmt: skip
+    assert merged.place == {"step": 2, "request": "C", "row": 0, "token": 0, "offset": 0, "channel": 0}
     assert trace["alone"]["A"]["y"] == [100, 310, 631, 1063, 1606, 2260, 3025, 4001]
 
 
@@ -376,16 +375,18 @@ def test_random_schedules_catch_faulty_hooks(fault: str) -> None:
 
 def test_schedules_have_everything_in_them() -> None:
     """Each event word, drafts of every count, padding, and pieces of every short length."""
-    words, drafts, pieces = set(), set(), set()
+    words, drafts, pieces, rows = set(), set(), set(), set()
     for seed in range(40):
         for step in random_trace("gdn", seed)["steps"]:
             words |= {event["op"] for event in [*step["before"], *step["after"]]}
             drafts |= {len(step["decode"]["zxBCdt"][0])} if "decode" in step else set()
             offsets = step["prefill"]["context"]["cu_seqlens"] if "prefill" in step else []
             pieces |= set(np.diff(offsets).tolist()) if offsets else set()
+            rows |= {len(step["prefill"]["zxBCdt"])} if "prefill" in step else set()
     assert words == {"zero", "restore", "rollback", "commit", "free", "save", "load", "poison"}
     assert {1, 2, 3, 4} <= drafts
     assert {0, 1, 2, 3, 4} <= pieces
+    assert 0 in rows, "a partition of padding requests without a single row"
 
 
 def test_files_are_where_their_family_says() -> None:

@@ -192,7 +192,7 @@ class RecurrentMixer(SSMDynamicInferenceMixin, nn.Module):
 
     def finish(self, o: Float64, z: Float64 | None) -> Float64:
         """Heads side by side, then the gated norm where the mixer has one."""
-        y = o.reshape(*o.shape[:-2], -1)
+        y = o.reshape(*o.shape[:-2], self.config.d_inner)
         if self.norm_weight is None:
             return y
         first, word = self.config.norm_words
