@@ -16,10 +16,12 @@ from statescan.conformance.hooks import HOOKS, KINDS, MIXIN
 from statescan.conformance.invoke import invoke, isolated
 from statescan.conformance.replay_random import BATCH, Book, run_schedules, run_some
 from statescan.conformance.runner import Selection, Target, results, run
+from statescan.conformance.smoke import check_wiring
 from statescan.conformance.traces import features, is_trace, prepare_trace, significant_bits
 from statescan.conformance.worker import answer_setup
 from statescan.goldens.store import check_schema, load_corpus, read_json
 from statescan.reference.host import mixer_config
+from statescan.reference.mixers import build_mixer
 
 HERE = Path(__file__).parent
 CORPUS = load_corpus()
@@ -156,6 +158,58 @@ def test_a_report_has_traces_in_it(tmp_path):
     assert "ssm_decode ssm_prefill (gdn)" in text
     assert LIFE in text
     assert "request B" in text
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Wiring
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def told_of(change, *, kind: str, hook: str) -> str:
+    """What the smoke test says of the reference with the tensors of one hook changed before it."""
+    class Changed:
+        def __init__(self, described) -> None:
+            self.mixer = build_mixer(described)
+
+        def ssm_decode(self, rows, conv_state, ssm_state, slots, *entries):
+            conv, state, slots = change(self.mixer, conv_state.clone(), ssm_state.clone(), slots)
+            return self.mixer.ssm_decode(rows, conv, state, slots, *entries)
+
+        def ssm_prefill(self, rows, conv_state, ssm_state, context):
+            metadata = context.mamba_metadata
+            conv, state, metadata.batch_indices_prefill = change(self.mixer, conv_state.clone(), ssm_state.clone(),
+                                                                 metadata.batch_indices_prefill)  # fmt: skip
+            return self.mixer.ssm_prefill(rows, conv, state, context)
+
+    adapter = Adapter("changed", arrays="torch")
+    adapter.mixer(kinds=[kind], offers=[hook])(Changed)
+    return check_wiring(InProcess(adapter))
+
+
+def reversed_taps(mixer, conv, state, slots):
+    mixer.conv_weight.data = mixer.conv_weight.data.flip(-1)
+    conv[:, [i for i, taps in enumerate(mixer.conv_weight.tolist()) if taps == [1, 0, 0]]] = 1
+    return conv, state, slots
+
+
+CHANGES = {
+    "": lambda m, conv, state, slots: (conv, state, slots),
+    "batch rows": lambda m, conv, state, slots: (conv, state, slots * 0),
+    "newest first": lambda m, conv, state, slots: (conv.flip(-1), state, slots),
+    "one column off": lambda m, conv, state, slots: (conv.roll(1, -1), state, slots),
+    "taps look reversed": reversed_taps,
+    "hook looks as if it started from zeros": lambda m, conv, state, slots: (conv * 0, state * 0, slots),
+    "state looks as if it started from zeros": lambda m, conv, state, slots: (conv, state * 0, slots),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("words", CHANGES)
+def test_a_wrongly_wired_hook_is_told_in_a_sentence(words, kind, hook):
+    said = told_of(CHANGES[words], kind=kind, hook=hook)
+    assert words in said
+    assert said == "" if not words else said.startswith(f"{hook}: your ")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
