@@ -6,12 +6,14 @@ Sizes are small and traces take one way each, because interpreted kernels are sl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import test_serving_rules as rules
 import torch
 
 from statescan.conformance.adapters import interpreter
@@ -139,10 +141,9 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 STEPS: list[dict[str, Any]] = [
     {"lengths": [5, 2], "slots": [2, 0], "snapshot_rows": [0, 1], "snapshot_offsets": [3, 2]},
     {"lengths": [4], "slots": [3], "decode_slots": [0, 2], "drafts": 1, "snapshot_rows": [0], "snapshot_offsets": [4]},
-    {"decode_slots": [2, 3, 0], "drafts": 1},
-    {"decode_slots": [3]},
+    {"decode_slots": [3, 0]},
 ]  # fmt: skip
-"""Pieces with snapshots; drafts beside a piece; drafts alone; one request."""
+"""Pieces with snapshots; drafts beside a piece; a plain step."""
 
 
 def rows_of(step: dict[str, Any], seed: int) -> torch.Tensor:
@@ -170,7 +171,7 @@ class Narrow(torch.nn.Module):
         return x.bfloat16()
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ["mamba2", "gdp"])
 def test_bfloat16_rows_beside_float32_parameters_and_pools(kind: str) -> None:
     one, other = pair_of(CONFIGS[kind])
     sides = Serving(one), Serving(other)
@@ -186,7 +187,7 @@ def test_bfloat16_rows_beside_float32_parameters_and_pools(kind: str) -> None:
     assert bool((got[len(rows) :] == 0).all())
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ["mamba2", "gdp"])
 def test_a_rollback_without_a_copy_is_one_with(kind: str) -> None:
     """Entries resumed from by `num_accepted`, committed by the operation, and the reference: one story."""
     one, other = pair_of(CONFIGS[kind])
@@ -445,23 +446,35 @@ def decode_call(kind: str) -> tuple[RecurrentMixer, dict[str, Any]]:
 
 
 @every_kind
-def test_wrong_shapes_are_refused_before_anything_is_written(kind: str) -> None:
+@pytest.mark.parametrize("rule", rules.BROKEN)
+def test_a_broken_rule_is_refused_as_by_the_reference(rule: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "build_mixer", build_mixer)
+    rules.test_a_broken_rule_has_its_own_class_and_changes_nothing(rule, kind)
+
+
+EDGES = [rules.test_a_mixin_refuses_a_step_of_nobody_and_too_few_rows, rules.test_steps_of_padding_alone_are_inert,
+         rules.test_snapshots_at_any_token_the_last_one_and_the_same_twice,
+         rules.test_memory_in_any_order_serves]  # fmt: skip
+
+
+@every_kind
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge.__name__.removeprefix("test_"))
+def test_an_edge_is_the_references(edge: Callable[[str], None], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "build_mixer", build_mixer)
+    edge(kind)
+
+
+@every_kind
+def test_what_only_the_recurrence_refuses_is_refused_before_the_window_moves(kind: str) -> None:
     mixer, call = decode_call(kind)
-    window, state = mixer.config.conv_shape, mixer.config.state_shape
-    entries = {"intermediate_conv_state": torch.zeros(3, 1, *window)}
+    state = mixer.config.state_shape
     wrong: list[tuple[type[ContractError], dict[str, Any]]] = [
-        (ShapeError, {"zxBCdt": torch.ones(2, mixer.config.d_proj)}),
-        (ShapeError, {"zxBCdt": torch.ones(2, 1, mixer.config.d_proj + 1)}),
-        (ShapeError, {"batch_indices": torch.tensor([2])}),
         (UnsupportedError, {"zxBCdt": torch.ones(2, 0, mixer.config.d_proj)}),
-        (ShapeError, {"conv_state": torch.zeros(3, window[0], window[1] + 1)}),
-        (ShapeError, {"ssm_state": torch.zeros(3, *state[:2], state[2] + 1)}),
         (DtypeError, {"ssm_state": torch.zeros(3, *state, dtype=torch.float64)}),
-        (SlotError, {"batch_indices": torch.tensor([2.0, -1.0])}),
-        (SlotError, {"batch_indices": torch.tensor([3, -1])}),
-        (SlotError, {"batch_indices": torch.tensor([2, 2])}),
         (SlotError, {"ssm_state": torch.zeros(2, *state)}),
-        (ShapeError, {**entries, "intermediate_ssm_state": torch.zeros(3, 1, 1, *state)}),
+        (ShapeError, {"intermediate_conv_state": torch.zeros(3, 1, *mixer.config.conv_shape),
+                      "intermediate_ssm_state": torch.zeros(3, 1, 1, *state)}),
+        (SlotError, {"num_accepted": torch.tensor([0, -1])}),
     ]  # fmt: skip
     for error, changed in wrong:
         given = {**call, **changed}
@@ -469,32 +482,11 @@ def test_wrong_shapes_are_refused_before_anything_is_written(kind: str) -> None:
         with pytest.raises(error):
             mixer.ssm_decode(**given)
         assert all(torch.equal(tensor, before[name]) for name, tensor in given.items()), changed.keys()
-    mixer.ssm_decode(**call)
-    assert bool((call["conv_state"][2] != 0).any())
-
-
-@every_kind
-def test_pieces_of_a_wrong_shape_are_refused(kind: str) -> None:
-    mixer, call = decode_call(kind)
-    pools = call["conv_state"], call["ssm_state"]
-    rows = torch.ones(4, 1, mixer.config.d_proj)
-    right = {"cu_seqlens": torch.tensor([0, 4]), "batch_indices_prefill": torch.tensor([1])}
-    metadata = SimpleNamespace(**right)
-    context = SimpleNamespace(mamba_metadata=metadata, mamba_slot_allocator=None)
-    for given in (rows[:, 0], rows.transpose(0, 1), rows[..., 1:]):
-        with pytest.raises(ShapeError):
-            mixer.ssm_prefill(given, *pools, context)
-    for name, value in (("cu_seqlens", [0, 5]), ("cu_seqlens", [0, 2, 4]), ("batch_indices_prefill", [3])):
-        setattr(metadata, name, torch.tensor(value))
-        with pytest.raises(ContractError):
-            mixer.ssm_prefill(rows, *pools, context)
-        setattr(metadata, name, right[name])
-    metadata.intermediate_abs_positions, metadata.intermediate_real_count = torch.tensor([1, 2]), torch.tensor([2])
-    context.layer_map = (0,)
-    context.mamba_slot_allocator = SlotAllocator(*mixer.new_pools(1))
-    with pytest.raises(CapacityError, match="META-9"):
-        mixer.ssm_prefill(rows, *pools, context)
-    assert all(bool((pool == 0).all()) for pool in pools)
+    assert mixer.norm_weight is not None
+    mixer.norm_weight = torch.nn.Parameter(torch.ones(1 + len(mixer.norm_weight)))
+    with pytest.raises(ShapeError, match="NORM-3"):
+        mixer.ssm_decode(**call)
+    assert bool((call["conv_state"] == 0).all())
 
 
 @pytest.mark.parametrize("kind", ["gdn", "gdp", "kda"])
@@ -534,9 +526,8 @@ def test_a_step_that_cannot_be_told_apart_is_refused() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("gdn", torch.float32), ("mamba2", torch.bfloat16)])
-def test_the_check_of_a_whole_step_runs(kind: str, dtype: torch.dtype) -> None:
-    check_serving.whole_step(kind, dtype, check_serving.TINY, [1])
+def test_the_check_of_a_whole_step_runs() -> None:
+    check_serving.whole_step("mamba2", torch.bfloat16, check_serving.TINY, [1])
 
 
 def test_the_check_of_a_whole_step_sees_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
