@@ -73,7 +73,7 @@ def random_mixer(kind: str, draw: Draw) -> Trace:
     for name, channels in (part for part in config.parts if part[0] in config.conv_parts):
         free = name in ("x", "v", "V", "B", "C")
         taps += draw.ints(-1, 2, channels, width) if free else newest * channels
-    return {**described, "conv_weight": taps}
+    return {**described, "row": [f"{name}:{width}" for name, width in config.parts], "conv_weight": taps}
 
 
 def random_rows(described: Mapping[str, Any], draw: Draw) -> list[list[int]]:

@@ -171,7 +171,7 @@ def _expected(step: Mapping[str, Any], slots: int) -> dict[str, Any]:
         return dict(step["expect"])
     hidden, decode, offsets = step["hidden"], step.get("decode", {}), step.get("prefill", {}).get("cu_seqlens", [0])
     tokens = decode.get("tokens", 1)
-    decoded = tokens * sum(slot >= 0 for slot in decode.get("slots", []))
+    decoded = _real_tokens(step)
     factor = [10 if t < decoded else 100 if t < decoded + offsets[-1] else 0 for t in range(len(hidden))]
     log = [f"decode of {len(decode['slots'])}x{tokens}x1"] if decode else []
     log += ["prefill"] if "prefill" in step else []

@@ -18,6 +18,7 @@ from statescan.conformance.calls import Call, Reply
 from statescan.conformance.cases import Capability, Missing, missing_feature
 from statescan.conformance.compare import Verdict, judge_reply
 from statescan.conformance.hooks import HOOKS, MIXIN, POOLS, TOY
+from statescan.conformance.lift_traces import fit_sizes, lift_mixer, lift_trace
 from statescan.conformance.replay import F32, Types, replay_calls, types_of
 from statescan.conformance.replay_toy import replay_toy
 from statescan.goldens.store import kind_of
@@ -67,7 +68,8 @@ def operation(one: Mapping[str, Any]) -> str:
 
 
 def prepare_trace(trace: Trace, corpus: Mapping[str, Trace], claims: Sequence[Capability]) -> TraceCase | Missing:
-    """The trace under the first claims that cover it; else the first missing word."""
+    """The trace under the first claims that cover it, carried to their sizes; else the first missing word."""
+    trace, lift = carried(trace, claims)
     hooks = [covering(trace, hook, claims) for hook in hooks_of(trace)]
     whole = covering(trace, MIXIN, claims)
     mixer = described(trace, corpus, claims)
@@ -81,7 +83,14 @@ def prepare_trace(trace: Trace, corpus: Mapping[str, Trace], claims: Sequence[Ca
     ways: tuple[str, ...] = () if missing is not None else ("hooks",)
     ways += () if isinstance(whole, Missing) else ("stack",)  # its first layer is all that "mixin" shows
     claim, types, declared = next(found for found in (*hooks, whole) if not isinstance(found, Missing))
-    return TraceCase(trace, ways, trace["mixer"], claim, types, declared=declared)
+    return TraceCase(trace, ways, trace["mixer"], claim, types, declared=declared, lift=lift)
+
+
+def carried(trace: Trace, claims: Sequence[Capability]) -> tuple[Trace, str]:
+    """The trace at sizes that the first claim of its hooks serves, and what was changed."""
+    own = (claim for claim in claims if claim["op"] in (*hooks_of(trace), MIXIN))
+    sizes = fit_sizes(trace["mixer"], next(own, {}).get("limits", {}))
+    return (lift_trace(trace, sizes), ", ".join(f"{name} {n}" for name, n in sizes.items())) if sizes else (trace, "")
 
 
 def covering(
@@ -108,7 +117,8 @@ def described(trace: Trace, corpus: Mapping[str, Trace], claims: Sequence[Capabi
         return dict(trace["mixer"])
     limits: Mapping[str, Any] = next((claim.get("limits", {}) for claim in claims if claim["op"] == MIXIN), {})
     stories = (one["mixer"] for one in corpus.values() if is_trace(one) and one["mixer"]["kind"] != TOY)
-    return next((dict(mixer) for mixer in stories if not outside_limits(mixer, limits)), None)
+    fitted = (lift_mixer(mixer, fit_sizes(mixer, limits)) for mixer in stories)
+    return next((mixer for mixer in fitted if not outside_limits(mixer, limits)), None)
 
 
 def outside_limits(mixer: Mapping[str, Any], limits: Mapping[str, Any]) -> str:

@@ -14,10 +14,12 @@ from statescan.conformance.calls import Reply
 from statescan.conformance.client import Client, python_command
 from statescan.conformance.hooks import HOOKS, KINDS, MIXIN
 from statescan.conformance.invoke import invoke, isolated
-from statescan.conformance.replay_random import BATCH, Book, run_schedules, run_some
+from statescan.conformance.lift_traces import fit_sizes, lift_trace
+from statescan.conformance.replay_program import derive_trace, token_rows
+from statescan.conformance.replay_random import BATCH, Book, random_trace, run_schedules, run_some
 from statescan.conformance.runner import Selection, Target, results, run
 from statescan.conformance.smoke import check_wiring
-from statescan.conformance.traces import features, is_trace, prepare_trace, significant_bits
+from statescan.conformance.traces import execute_trace, features, is_trace, prepare_trace, significant_bits
 from statescan.conformance.worker import answer_setup
 from statescan.goldens.store import check_schema, load_corpus, read_json
 from statescan.reference.host import mixer_config
@@ -81,7 +83,7 @@ def test_without_hooks_the_missing_word_is_the_hook():
 @pytest.mark.parametrize(
     ("name", "trace", "word"),
     [("decode_only", LIFE, "ssm_prefill"), ("narrow_pools", LIFE, "dtypes"), ("narrow_operands", LIFE, "dtypes"),
-     ("no_drafts", LIFE, "tokens.many"), ("key_of_two", LIFE, "key_dim=1")],
+     ("no_drafts", LIFE, "tokens.many"), ("no_keys", LIFE, "key_dim=1")],
 )  # fmt: skip
 def test_what_is_not_claimed_does_not_apply(name, trace, word):
     row = rows_of(name, trace)[trace]
@@ -114,6 +116,56 @@ def test_a_claim_of_what_is_no_mixer_is_refused():
     with pytest.raises(ValueError, match="'gdm' is no kind of mixer"):
         Adapter("x").mixer(kinds=["gdm"])
     assert prepare_trace(CORPUS[LIFE], CORPUS, []).word == "ssm_decode"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One trace, every size
+# ---------------------------------------------------------------------------------------------------------------------
+
+STORIES = {key: one for key, one in CORPUS.items() if is_trace(one) and one["mixer"]["kind"] != "toy"}
+GROWN = {"mamba2": {"headdim": 3, "d_state": 4}}
+
+
+@pytest.mark.parametrize("trace", STORIES.values(), ids=STORIES)
+def test_a_lifted_trace_is_what_its_program_gives_at_that_size(trace):
+    sizes = GROWN.get(trace["mixer"]["kind"], {"key_dim": 4, "value_dim": 3})
+    lifted = lift_trace(trace, sizes)
+    table = token_rows(trace)
+    rows = [table.get(token, table[0]).tolist() for token in range(1 + max(table))]
+    spelled = lift_trace({**trace, "rows": rows}, sizes)["rows"]
+    authored = {key: lifted[key] for key in ("id", "mixer", "sizes", "program")}
+    made = derive_trace({**authored, "rows": spelled, "requests": trace["requests"]})
+    assert made["steps"] == lifted["steps"]
+    assert made["alone"] == {name: {**lifted["alone"][name], "y": made["alone"][name]["y"]} for name in made["alone"]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kernel_of_larger_sizes_is_served(kind):
+    limits = {"headdim": [16], "d_state": {"multiple": 8}, "key_dim": [16, 32], "value_dim": {"min": 8, "max": 64}}
+    adapter = Adapter("large", arrays="torch")
+    adapter.mixer(kinds=[kind], offers=(*HOOKS, MIXIN), operand="f64", limits=limits)(build_mixer)
+    own = [one for one in STORIES.values() if one["mixer"]["kind"] == kind] + [CORPUS[MERGE]]
+    rows = list(results(InProcess(adapter), own, CORPUS, None))
+    assert {row["status"] for row in rows} == {"pass"}
+    assert rows[0]["lift"] == {"mamba2": "headdim 16, d_state 8"}.get(kind, "key_dim 16, value_dim 8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_and_so_are_random_schedules_with_several_heads(kind):
+    adapter = Adapter("large", arrays="torch")
+    limits = {name: [4] for name in ("headdim", "d_state", "key_dim", "value_dim")}
+    adapter.mixer(kinds=[kind], offers=(*HOOKS, MIXIN), operand="f64", limits=limits)(build_mixer)
+    client = InProcess(adapter)
+    for seed in range(4):
+        case = prepare_trace(random_trace(kind, seed), {}, client.capabilities)
+        verdict = execute_trace(case, client.setup, lambda call, name: client.run(call, vector="", name=name))
+        assert verdict.passed, verdict.message
+        assert case.lift
+
+
+def test_a_size_that_cannot_be_reached_is_said():
+    assert rows_of("key_of_two", LIFE)[LIFE]["lift"] == "key_dim 2"
+    assert fit_sizes(CORPUS[LIFE]["mixer"], {"key_dim": {"multiple": 8, "max": 4}, "value_dim": [0]}) == {}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -244,3 +296,12 @@ def test_schedules_of_an_adapter_are_judged_in_its_own_process():
     assert "step" in found["failed"][0]["message"]
     assert run_some("miniature_mixers:right", "kda", 0, 2) == {"passed": 0, "not_applicable": {"kind=kda": 2},
                                                                "failed": []}  # fmt: skip
+
+
+def test_the_recorded_run_of_the_reference_has_no_failure():
+    book = read_json(HERE.parent / "conformance" / "schedules.json")
+    assert (book["format"], book["implementation"], book["first"]) == ("statescan.schedules/1", "reference", 0)
+    assert set(book["mixers"]) == set(KINDS)
+    for row in book["mixers"].values():
+        assert row["count"] == row["passed"] >= 1000
+        assert not row["failed"]
