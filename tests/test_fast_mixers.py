@@ -241,7 +241,7 @@ def test_the_mixin_passes(trace: Any) -> None:
     assert told.passed, told.message
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("mamba2", 3), ("gdn", 27), ("gdp", 4), ("kda", 22)])
+@pytest.mark.parametrize(("kind", "seed"), [("mamba2", 3), ("gdn", 27), ("kda", 22)])
 def test_a_random_schedule_is_as_alone(kind: str, seed: int) -> None:
     """Short ones; check_serving runs fifty for each mixer."""
     told = check(kind, seed, build_mixer)
@@ -543,6 +543,13 @@ def test_the_check_of_a_whole_step_sees_a_wrong_one(monkeypatch: pytest.MonkeyPa
 def test_the_check_of_traces_as_graphs_runs() -> None:
     check_serving.graphed_traces("mamba2", "slot-zeroed")
     check_serving.toys()
+
+
+def test_the_check_of_schedules_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_serving.run_schedules(("gdp", [4])) == []
+    monkeypatch.setattr(check_serving, "make", lambda described: SimpleNamespace(layer_number=1))
+    with pytest.raises(AssertionError, match="2 of 2 schedules: random-gdn-0 through hooks"):
+        check_serving.schedules("gdn", 2, 1)
 
 
 def test_checks_have_names_of_their_own() -> None:

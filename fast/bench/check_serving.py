@@ -9,8 +9,10 @@ lengths; eager calls must give the same bits, the reference on the CPU the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +34,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 D_MODEL = 32
 LOOSE = {F32: 2.0**-13, BF16: 2.0**-3}
 """Relative: two layers, each a projection, a convolution, some two hundred tokens and a norm."""
-SCHEDULES = 50
+SCHEDULES, SHARDS = 50, 4
 LAYER_MAP = (0, None, 1)
 LAYERS = (1, 3)
 Tensors = Sequence[Tensor]
@@ -177,12 +179,31 @@ def toys() -> None:
             check_told(trace, replay_toy(trace, on_object(make(described), Arrays(device=DEVICE))), "mixin")
 
 
-def schedules(kind: str, count: int = SCHEDULES) -> None:
-    """Random schedules, each request as alone."""
-    for seed in range(count):
+def schedules(kind: str, count: int = SCHEDULES, shards: int = SHARDS) -> None:
+    """Random schedules, each request as alone; over several processes, because every mixer has kernels of its own."""
+    jobs = [(kind, range(first, count, shards)) for first in range(shards)]
+    if shards == 1:
+        wrong = run_schedules(jobs[0])
+    else:
+        with ProcessPoolExecutor(shards, mp_context=get_context("spawn")) as pool:
+            wrong = [text for found in pool.map(run_schedules, jobs) for text in found]
+    if wrong:
+        raise AssertionError(f"{len(wrong)} of {count} schedules: {wrong[0]}")
+
+
+def run_schedules(job: tuple[str, Sequence[int]]) -> list[str]:
+    """What was wrong with the schedules of these seeds."""
+    kind, seeds = job
+    wrong = []
+    for seed in seeds:
         trace, way = random_trace(kind, seed), THROUGH[seed % len(THROUGH)]
         mixer = make(trace["mixer"])
-        check_told(trace, replay(trace, mixer, arrays=Arrays(device=DEVICE), through=way, derived=seed % 2 == 0), way)
+        try:
+            check_told(trace, replay(trace, mixer, arrays=Arrays(device=DEVICE), through=way, derived=seed % 2 == 0),
+                       way)  # fmt: skip
+        except AssertionError as error:
+            wrong.append(str(error))
+    return wrong
 
 
 # ---------------------------------------------------------------------------------------------------------------------
