@@ -126,7 +126,7 @@ def edit(memory: Memory, event: Event) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Book:
+class Roster:
     """Which request a row, a slot or a snapshot belongs to, by the program of a trace."""
 
     def __init__(self, trace: Trace) -> None:
@@ -195,7 +195,7 @@ def replay_calls(
     """
     one = Replay(trace, run, derived, edits, types or types_of(trace))
     for step in trace["steps"]:
-        one.book.turn(step)
+        one.roster.turn(step)
         for verdict in (one.through_hooks(step) if through == "hooks" else one.through_mixin(step, through == "stack")):
             if not verdict.passed:
                 return verdict
@@ -215,7 +215,7 @@ class Replay:
     def __post_init__(self) -> None:
         self.layers = [Memory.of(self.trace, types=self.types) for _ in range(2)]
         self.truth = Memory.of(self.trace, types=self.types)  # what every buffer must hold, by the trace
-        self.book = Book(self.trace)
+        self.roster = Roster(self.trace)
         state = ("head", "channel", "state_column") if self.trace["mixer"]["kind"] == "mamba2" else (
             "value_head", "key", "value")  # fmt: skip
         # a partition without a single row tells no width: that of the others is its own
@@ -410,7 +410,7 @@ class Replay:
             if (bits(pool[others]) != bits(old[others])).any():
                 slot = next(s for s in others if (bits(pool[s]) != bits(old[s])).any())
                 said = f"step {step['step']}: {name}[{slot}] was written and no row names it"
-                place = {"step": step["step"], **self.book.slot(slot)}
+                place = {"step": step["step"], **self.roster.slot(slot)}
                 yield Verdict("fail.touched", said, f"pools_after_hooks.{name}", place)
             want = from_nested(step["pools_after_hooks"][name], memory.dtypes[which])
             yield self.compare(step, f"pools_after_hooks.{name}", pool, want)
@@ -442,14 +442,14 @@ class Replay:
         if name == "out":
             return self.locate_packed(step, index)
         if name == "y" and hook == "decode":
-            return {**self.book.row("decode", index[0]), "token": index[1], "channel": index[2]}
+            return {**self.roster.row("decode", index[0]), "token": index[1], "channel": index[2]}
         if name == "y":
             return {**self.locate_piece(step, index[0]), "channel": index[2]}
         lead: Place
         if name in SNAPSHOTS:
-            lead = {**self.book.snapshot(index[0]), "snapshot": index[0]}
+            lead = {**self.roster.snapshot(index[0]), "snapshot": index[0]}
         else:
-            lead = {**self.book.slot(index[0]), **({"entry": index[1]} if name in ENTRIES else {})}
+            lead = {**self.roster.slot(index[0]), **({"entry": index[1]} if name in ENTRIES else {})}
         axes = self.axes[name]
         return {**lead, **dict(zip(axes, index[len(index) - len(axes) :], strict=True))}
 
@@ -458,7 +458,7 @@ class Replay:
         offsets = step["prefill"]["context"]["cu_seqlens"]
         for n, (start, end) in enumerate(pairwise(offsets)):
             if start <= token < end:
-                return {**self.book.row("prefill", n), "token": token, "offset": token - start}
+                return {**self.roster.row("prefill", n), "token": token, "offset": token - start}
         return {"token": token, "past_the_last_offset": offsets[-1]}
 
     def locate_packed(self, step: Step, index: tuple[int, ...]) -> Place:
@@ -467,7 +467,7 @@ class Replay:
         row: Place = {"padding_row": index[0]}
         if index[0] < decoded:
             count = len(step["decode"]["zxBCdt"][0])
-            row = {**self.book.row("decode", index[0] // count), "token": index[0] % count}
+            row = {**self.roster.row("decode", index[0] // count), "token": index[0] % count}
         elif index[0] < real:
             row = self.locate_piece(step, index[0] - decoded)
         return {**row, "channel": index[2]}

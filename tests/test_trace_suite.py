@@ -299,7 +299,7 @@ def test_schedules_of_an_adapter_are_judged_in_its_own_process():
 
 
 def test_the_recorded_run_of_the_reference_has_no_failure():
-    book = read_json(HERE.parent / "conformance" / "schedules.json")
+    book = read_json(HERE.parent / "conformance" / "replay_random.json")
     assert (book["format"], book["implementation"], book["first"]) == ("statescan.schedules/1", "reference", 0)
     assert set(book["mixers"]) == set(KINDS)
     for row in book["mixers"].values():
