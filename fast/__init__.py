@@ -2,6 +2,9 @@
 
     from statescan.fast import causal_conv1d_update
 
+Serving is in modules of its own: `mixers` (Mamba2, GatedDeltaNet, GatedDeltaProduct, KimiDeltaAttention), `inference`
+(the mixin for mixers of one's own), `metadata` (the arrays of a step, at places that a CUDA graph can keep).
+
 CPU tensors run only with TRITON_INTERPRET=1 set before triton is imported, for tests. An operation's module is
 imported when its name is first asked for.
 """
