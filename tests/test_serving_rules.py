@@ -105,6 +105,9 @@ BROKEN: dict[str, tuple[Call, type[ContractError], str]] = {
     "more tokens than buffers": (
         lambda m, x, p: m.ssm_decode(x[:3].reshape(1, 3, -1), *p, torch.tensor([1]), *entries_of(m, 2)),
         UnsupportedError, r"3 tokens a row and 2 intermediate entries.*SPEC-1"),
+    "entries of windows alone": (
+        lambda m, x, p: m.ssm_decode(x[:3].reshape(1, 3, -1), *p, torch.tensor([1]), entries_of(m, 3)[0]),
+        UnsupportedError, r"intermediate_ssm_state is None.*SPEC-1"),
     "more snapshots than buffers": (
         lambda m, x, p: m.ssm_prefill(x, *p, with_snapshots(m, raw_context([0, 9], [1]), [1, 2, 3], 3, 2)),
         CapacityError, r"3 snapshots and 2 buffer rows.*META-9"),

@@ -106,6 +106,13 @@ def check_decode_shape(rows: Shape, slots: Shape, width: int) -> None:
         raise ShapeError(f"zxBCdt {list(rows)} and batch_indices {list(slots)}: [n, J, {width}] and [n] (STEP-10)")
 
 
+def check_entry_pair(conv_entries: Any, state_entries: Any) -> None:
+    """Entries of windows and of states are given together: half of one could not be resumed from (SPEC-1, ERR-5)."""
+    if (conv_entries is None) != (state_entries is None):
+        lacking = "intermediate_conv_state" if conv_entries is None else "intermediate_ssm_state"
+        raise UnsupportedError(f"{lacking} is None beside the other: both are given or neither (SPEC-1)")
+
+
 def check_prefill_shape(rows: Shape, width: int) -> None:
     """What a prefill hook is given: `[t, 1, d_proj]` (STEP-10)."""
     if len(rows) != 3 or tuple(rows[1:]) != (1, width):

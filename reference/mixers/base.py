@@ -19,6 +19,7 @@ from statescan.reference.conv import causal_conv1d, causal_conv1d_prefill, causa
 from statescan.reference.host.mixer_config import MixerConfig
 from statescan.reference.host.step import (
     check_decode_shape,
+    check_entry_pair,
     check_prefill_shape,
     check_snapshot_room,
     layer_snapshots,
@@ -97,6 +98,7 @@ class RecurrentMixer(SSMDynamicInferenceMixin, nn.Module):
         """The hook of the mixin: J tokens of every request, from its slot or an entry of it, and to its slot."""
         slots = to_array(batch_indices)
         check_decode_shape(zxBCdt.shape, slots.shape, self.config.d_proj)
+        check_entry_pair(intermediate_conv_state, intermediate_ssm_state)
         accepted = None if num_accepted is None else to_array(num_accepted)
 
         def run(windows: Array, states: Array, window_entries: Any = None, state_entries: Any = None) -> Float64:
