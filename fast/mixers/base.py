@@ -23,6 +23,7 @@ from statescan.fast.rows import real_positions, zero_padding
 from statescan.reference.host.mixer_config import MixerConfig
 from statescan.reference.host.step import (
     check_decode_shape,
+    check_entry_pair,
     check_prefill_shape,
     check_snapshot_room,
     layer_snapshots,
@@ -121,6 +122,7 @@ class RecurrentMixer(SSMDynamicInferenceMixin, nn.Module):
         """The hook of the mixin: J tokens of every request, from its slot or an entry of it, and to its slot."""
         slots, accepted = batch_indices, num_accepted
         check_decode_shape(zxBCdt.shape, slots.shape, self.config.d_proj)
+        check_entry_pair(intermediate_conv_state, intermediate_ssm_state)
         check_steps(zxBCdt.shape[1])
         y = self.mix(
             zxBCdt, "_update", causal_conv1d_update, (conv_state, slots, None, intermediate_conv_state, accepted),
