@@ -6,6 +6,7 @@ Sizes are small and traces take one way each, because interpreted kernels are sl
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from statescan.conformance.replay import Arrays, on_object, replay
 from statescan.conformance.replay_random import check
 from statescan.conformance.replay_toy import replay_toy
 from statescan.fast import inference as fast
+from statescan.fast import mixers
 from statescan.fast.bench import check_serving
 from statescan.fast.delta import commit_accepted
 from statescan.fast.metadata import StepArrays
@@ -343,6 +345,7 @@ def test_what_engines_import_is_in_both_places() -> None:
     assert set(fast.__all__) == set(plain.__all__)
     assert {type(mixer).__name__ for mixer in map(build_mixer, (life["mixer"] for life in LIVES.values()))} == {
         cls.__name__ for cls in reference.MIXERS.values()}  # fmt: skip
+    assert doctest.testmod(mixers) == (0, 2)
     mixer = build_mixer({"kind": "gdp", "chunk": 32, "householder": 2})
     assert ssm_chunking(["G"], [SimpleNamespace(self_attention=mixer)]) == SSMChunking(32, 32, 2)
 
