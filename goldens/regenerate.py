@@ -351,11 +351,11 @@ def check() -> list[str]:
 
 def write(allow_change: str | None, say: Callable[[str], None] = print) -> list[str]:
     """Derive and store every vector; refused changes are returned, and left beside the vector as `.rej`."""
-    drafts = {path.stem: read_json(path) for path in vector_paths()}
+    drafts = {path.stem: read_json(path) for path in vector_paths(VECTORS)}
     derived = {key: derive(draft, drafts) for key, draft in drafts.items()}
     killed = all_kills(derived)
     refused = []
-    for path in vector_paths():
+    for path in vector_paths(VECTORS):
         draft, made = drafts[path.stem], derived[path.stem]
         made["kills"] = killed[path.stem]
         made["digest"] = vector_digest(made)
