@@ -42,7 +42,7 @@ POOLS = ("conv_pool", "state_pool")
 LAYOUTS = ("KV", "VK")
 OPERANDS = {"f32": "f32", "bf16": "bf16", "f16": "tf32"}
 """Operands of prefill's matrix products by the type of the tokens."""
-CHUNK = 64
+CHUNK = 32
 """Rows of a chunk of prefill: its edges are where stories are stretched to."""
 
 

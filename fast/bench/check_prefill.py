@@ -28,9 +28,9 @@ from statescan.fast.bench.check_decode import (
 )
 from statescan.fast.kernels.delta_chunk import delta_chunk_kernel
 from statescan.fast.kernels.delta_prefill import delta_prefill_kernel
-from statescan.fast.kernels.ssd_prefill import ssd_prefill_kernel
+from statescan.fast.kernels.ssd_prefill import ssd_prefill_kernel, ssd_steps_kernel
 
-EDGES = (0, 1, 5, 63, 64, 65, 0, 127, 128, 130, 2)
+EDGES = (0, 1, 5, 31, 32, 33, 0, 63, 64, 65, 130, 2)
 LOOSE = {F32: 2.0**-14, BF16: 2.0**-5, F16: 2.0**-8}
 """By the type of the tokens: the roundings of operands, summed over 64 tokens and up to 256 keys."""
 
@@ -81,7 +81,7 @@ def make(
                             "read_slots": read.to(DEVICE, index), "write_slots": write.to(DEVICE, index)}  # fmt: skip
     rows |= {"snapshot_positions": None, "snapshot_states": None}
     if marks:
-        wanted = sorted({p for a, b in pairwise(offsets) for p in (a + 1, a + 64, (a + b) // 2, b) if a < p <= b})
+        wanted = sorted({p for a, b in pairwise(offsets) for p in (a + 1, a + 32, (a + b) // 2, b) if a < p <= b})
         positions = torch.tensor([-1, *wanted], device=DEVICE, dtype=index)
         kept = torch.full((len(positions), value_heads, *square), torch.nan, device=DEVICE, dtype=state)
         rows |= {"snapshot_positions": positions, "snapshot_states": kept}
@@ -235,6 +235,7 @@ def odd_sizes() -> None:
     for keys, values in ((16, 16), (1, 3), (17, 33), (200, 130), (256, 256)):
         for name, layout in (("gated_delta_rule", "VK"), ("kimi_delta_attention", "KV"), ("ssd", "VK")):
             check_pack(make(name, keys=keys, values=values, layout=layout, heads=1, value_heads=3, lengths=(70, 0, 5)))
+    check_pack(make("gated_delta_product", 40, keys=16, values=16, heads=1, value_heads=2, lengths=(3, 0, 2)))
 
 
 def many_rows() -> None:
@@ -311,7 +312,7 @@ def batch_mates() -> None:
 
 def never_waits() -> None:
     """No call without checks waits for the device, and other contents compile nothing."""
-    kernels = (delta_chunk_kernel, delta_prefill_kernel, ssd_prefill_kernel)
+    kernels = (delta_chunk_kernel, delta_prefill_kernel, ssd_prefill_kernel, ssd_steps_kernel)
     calls = [make(name, copies, keys=64, values=64) for name, copies in SIBLINGS]
     fewer = {"lengths": EDGES[:1:-1], "tail": 31, "seed": 2}
     others = [make(name, copies, keys=64, values=64, **fewer) for name, copies in SIBLINGS]  # type: ignore[arg-type]

@@ -13,7 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from statescan.fast.kernels.common import rn, widen
+from statescan.fast.kernels.common import exp2, rn, widen
+
+LOG2E = tl.constexpr(1.4426950408889634)
+NEVER = tl.constexpr(float("-inf"))
+"""The exponent of a decay between two tokens that do not meet."""
 
 
 @triton.jit
@@ -52,16 +56,16 @@ def operand(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def load_tile(ptr, row_stride, column_stride, rows, columns, real, SIZE: tl.constexpr):
-    """`[rows, columns]` in its own type, 0 outside `real` rows and from column SIZE on."""
-    at = rows.to(tl.int64)[:, None] * row_stride + columns.to(tl.int64)[None, :] * column_stride
-    return tl.load(ptr + at, mask=real[:, None] & (columns < SIZE)[None, :], other=0.0)
+def load_tile(ptr, row_stride, column_stride, rows, columns, real_rows, real_columns):
+    """`[rows, columns]` in its own type, 0 where the row or the column is not real; offsets in it have 31 bits."""
+    at = rows[:, None] * row_stride + columns[None, :] * column_stride
+    return tl.load(ptr + at, mask=real_rows[:, None] & real_columns[None, :], other=0.0)
 
 
 @triton.jit
 def decay_between(late, early):
-    """e^(late - early) in float32, at most 1: sums of log-decays only fall, and what is not masked yet may not grow."""
-    return tl.exp(tl.minimum((late - early).to(tl.float32), 0.0))
+    """2^(late - early) in float32, of sums of log-decays in units of ln 2."""
+    return exp2((late - early).to(tl.float32))
 
 
 @triton.jit
@@ -94,9 +98,8 @@ def any_between(positions_ptr, count, first, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_sum(x_ptr, stride, at, mask, WIDE: tl.constexpr):
-    """Log-decays of tokens `at`, summed from the first on; in float64 if WIDE."""
-    x = widen(tl.load(x_ptr + at * stride, mask=mask, other=0.0))
+def sum_decays(x, WIDE: tl.constexpr):
+    """Log-decays in float32, in units of ln 2, summed along the first axis; in float64 if WIDE."""
     if WIDE:
         x = x.to(tl.float64)
-    return tl.cumsum(x, 0)
+    return tl.cumsum(x * LOG2E, 0)

@@ -67,14 +67,22 @@ def product(x, y):
 
 
 @triton.jit
+def exp2(x):
+    """2^x for float32 x; what is below 2^-126 is 0: the plain form spends three instructions more on it."""
+    if INTERP:
+        y = tl.exp2(x)
+    else:
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return y
+
+
+@triton.jit
 def exp_of_minus(x):
     """e^-x for float32 x; what is below 2^-126 may be 0, so add it to something."""
     if INTERP:
         y = tl.exp(-x)
-    else:  # the plain form spends three instructions more on results below 2^-126
-        y = tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
-        )
+    else:
+        y = exp2(x * -1.4426950408889634)
     return y
 
 

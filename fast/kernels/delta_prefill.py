@@ -1,6 +1,6 @@
 """Prefill of the delta family on a slot pool: a row's chunks one after another, its state in registers throughout.
 
-One program holds `[K, BV]` of one value head of one row in float32. A chunk, with what `delta_chunk` prepared:
+One program holds `[BV, K]` of one value head of one row in float32. A chunk, with what `delta_chunk` prepared:
 
     u = A (v - e^G K S);   o = scale e^G Q S + P u;   S <- e^G_end S + (e^(G_end - G) K)^T u
 
@@ -26,8 +26,7 @@ from statescan.fast.kernels.chunks import (
     place_of,
     store_zeros,
 )
-from statescan.fast.kernels.common import dot, load_row, load_slots, rn, widen
-from statescan.fast.kernels.delta_chunk import BL
+from statescan.fast.kernels.common import dot, exp2, load_row, load_slots, rn, widen
 
 
 @triton.jit
@@ -37,22 +36,23 @@ def state_after(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state after `count` tokens of a chunk, from the state it begins with and u of its rows."""
+    BL: tl.constexpr = u.shape[1]
     r = tl.arange(0, BL)
     real = r < count * M
-    keys = widen(load_tile(k, k_t, k_k, r, kk, real, K))
+    keys = widen(load_tile(k, k_t, k_k, r, kk, real, kk < K))
     if PER_CHANNEL:
         G = tl.load(sums + r[:, None] * BK + kk[None, :])
         rk = tl.load(factors + BK + r)
         now = tl.sum(tl.where((r == count - 1)[:, None], G, 0.0), 0)
-        keys = keys * (decay_between(now[None, :], G) * rk[:, None])
-        S = S * tl.exp(now.to(tl.float32))[:, None]
+        keys = tl.where(real[:, None], keys * (decay_between(now[None, :], G) * rk[:, None]), 0.0)
+        S = S * exp2(now.to(tl.float32))[None, :]
     else:
         G = tl.load(sums + r)
         now = tl.sum(tl.where(r == count * M - 1, G, 0.0))
-        u = u * (decay_between(now, G) * tl.load(factors + 3 * BL + r))[:, None]
-        S = S * tl.exp(now.to(tl.float32))
-    u = tl.where(real[:, None], u, 0.0)
-    return S + dot(tl.trans(narrow(keys, OPERAND)), narrow(u, OPERAND), PRECISION)
+        u = u * (decay_between(now, G) * tl.load(factors + 3 * BL + r))[None, :]
+        S = S * exp2(now.to(tl.float32))
+    u = tl.where(real[None, :], u, 0.0)
+    return S + dot(narrow(u, OPERAND), narrow(keys, OPERAND), PRECISION)
 
 
 @triton.jit(do_not_specialize=["slots", "N", "T", "count"])
@@ -62,8 +62,8 @@ def delta_prefill_kernel(
     POOL_H: tl.constexpr, POOL_K: tl.constexpr, POOL_V: tl.constexpr,
     SNAP_H: tl.constexpr, SNAP_K: tl.constexpr, SNAP_V: tl.constexpr,
     HV: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, M: tl.constexpr, CT: tl.constexpr,
-    BQ: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PER_CHANNEL: tl.constexpr, OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BL: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PER_CHANNEL: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Programs: value tiles, then heads, then rows; the last row's number is N: what lies past the last offset.
 
@@ -87,8 +87,8 @@ def delta_prefill_kernel(
     if (read < 0) & (write < 0):
         store_zeros(o, HV * V, start, end, vv, V, 64)
         return
-    inside = (kk < K)[:, None] & (vv < V)[None, :]
-    cell = hv * POOL_H + (kk.to(tl.int64)[:, None] * POOL_K + vv.to(tl.int64)[None, :] * POOL_V)
+    inside = (vv < V)[:, None] & (kk < K)[None, :]
+    cell = hv * POOL_H + (vv.to(tl.int64)[:, None] * POOL_V + kk.to(tl.int64)[None, :] * POOL_K)
     S = widen(tl.load(pool + read * pool_n + cell, mask=inside & (read >= 0), other=0.0))
     k += h * k_h
     q += h * q_h
@@ -99,26 +99,27 @@ def delta_prefill_kernel(
         at = (first_place + j) * HV + hv
         real = (first + r // M < end) & (r < CT * M)
         asked = (first + t < end) & (t < CT)
-        v_tile = load_tile(v + first * M * v_t, v_t, v_v, r, vv, real, V)
+        v_tile = load_tile(v + first * M * v_t, v_t, v_v, r, vv, real, vv < V)
         a = tl.load(A + at * (BL * BL) + r[:, None] * BL + r[None, :])
         p = tl.load(P + at * (BQ * BL) + t[:, None] * BL + r[None, :])
         state = narrow(S, OPERAND)
         if PER_CHANNEL:
             decays = factors + at * (2 * BL + BK)
             tile = at * (BL * BK) + r[:, None] * BK + kk[None, :]
-            known = dot(tl.load(keys_up + tile), state, PRECISION)
-            out = dot(tl.load(queries_up + tile), state, PRECISION)
+            known = dot(state, tl.trans(tl.load(keys_up + tile)), PRECISION)
+            out = dot(state, tl.trans(tl.load(queries_up + tile)), PRECISION)
             keys = tl.load(keys_down + tile)
         else:
             decays = factors + at * (4 * BL)
-            keys = operand(load_tile(k + first * M * k_t, k_t, k_k, r, kk, real, K), OPERAND)
-            known = dot(keys, state, PRECISION) * tl.load(decays + r)[:, None]
-            queries = operand(load_tile(q + first * q_t, q_t, q_k, t, kk, asked, K), OPERAND)
-            out = dot(queries, state, PRECISION) * tl.load(decays + 2 * BL + t)[:, None]
-        u = dot(a, narrow(widen(v_tile) - known, OPERAND), PRECISION)
-        out += dot(p, narrow(u, OPERAND), PRECISION)
-        spot = (first + t).to(tl.int64)[:, None] * (HV * V) + vv[None, :]
-        tl.store(o + spot, rn(out, o.dtype.element_ty), mask=asked[:, None] & (vv < V)[None, :])
+            keys = operand(load_tile(k + first * M * k_t, k_t, k_k, r, kk, real, kk < K), OPERAND)
+            queries = operand(load_tile(q + first * q_t, q_t, q_k, t, kk, asked, kk < K), OPERAND)
+            known = dot(state, tl.trans(keys), PRECISION) * tl.load(decays + r)[None, :]
+            out = dot(state, tl.trans(queries), PRECISION) * tl.load(decays + 2 * BL + t)[None, :]
+        u = dot(tl.trans(operand(v_tile, OPERAND)), tl.trans(a), PRECISION)
+        u += dot(narrow(-known, OPERAND), tl.trans(a), PRECISION)
+        out += dot(narrow(u, OPERAND), tl.trans(p), PRECISION)
+        spot = t[None, :] * (HV * V) + vv[:, None]
+        tl.store(o + first * (HV * V) + spot, rn(out, o.dtype.element_ty), mask=(vv < V)[:, None] & asked[None, :])
         if positions is not None:
             stop = tl.minimum(first + CT, end)
             if any_between(positions, count, first, stop, 64):
@@ -129,13 +130,13 @@ def delta_prefill_kernel(
                         kept = state_after(S, u, position - first, k + first * M * k_t, k_t, k_k, decays, G, kk,
                                            K, M, BK, PER_CHANNEL, OPERAND, PRECISION)  # fmt: skip
                         place = hv * SNAP_H + (
-                            kk.to(tl.int64)[:, None] * SNAP_K + vv.to(tl.int64)[None, :] * SNAP_V
+                            vv.to(tl.int64)[:, None] * SNAP_V + kk.to(tl.int64)[None, :] * SNAP_K
                         )
                         into = snapshots + tl.cast(x, tl.int64) * snapshots_n + place
                         tl.store(into, rn(kept, snapshots.dtype.element_ty), mask=inside)
         if PER_CHANNEL:
-            S = S * tl.load(decays + kk)[:, None] + dot(tl.trans(keys), narrow(u, OPERAND), PRECISION)
+            S = S * tl.load(decays + kk)[None, :] + dot(narrow(u, OPERAND), keys, PRECISION)
         else:
-            whole = tl.exp(tl.load(sums + at * BL + BL - 1).to(tl.float32))
-            S = S * whole + dot(tl.trans(keys), narrow(u * tl.load(decays + BL + r)[:, None], OPERAND), PRECISION)
+            whole = exp2(tl.load(sums + at * BL + BL - 1).to(tl.float32))
+            S = S * whole + dot(narrow(u * tl.load(decays + BL + r)[None, :], OPERAND), keys, PRECISION)
     tl.store(pool + write * pool_n + cell, rn(S, pool.dtype.element_ty), mask=inside & (write >= 0))
