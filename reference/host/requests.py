@@ -328,11 +328,15 @@ class Book:
 
     # Rules ------------------------------------------------------------------------------------------------------------
 
+    def find(self, name: str) -> Request:
+        """The request of this name (LIFE-7)."""
+        if name not in self.requests:
+            raise SlotError(f"request {name!r} is unknown (LIFE-7)")
+        return self.requests[name]
+
     def _check(self, name: str, move: str) -> Request:
         """The request, if its state allows the move (LIFE-7)."""
-        request = self.requests.get(name)
-        if request is None:
-            raise SlotError(f"request {name!r} is unknown (LIFE-7)")
+        request = self.find(name)
         if self.step is not None:
             raise SlotError(f"request {name!r}: no {move} while a step is open (LIFE-7)")
         if request.state not in MOVES[move]:
@@ -368,11 +372,11 @@ def run_program(
 
     `sizes` are those of `Sizes`, `requests` the prompts. A program step may have, in the order in which they are done:
     resume, load, admit (names, or {"request", "slot"}); decode ([{"request", "drafts", "chosen"}]), prefill
-    ([{"request", "length", "chosen"}]) and the padded sizes decode_pad_to, prefill_pad_to, token_pad_to; then save,
-    pause, evict, finish (names). Raises as `Book` does, UnsupportedError for another word.
+    ([{"request", "to", "chosen"}], `to` being where the piece ends) and the padded sizes decode_pad_to, prefill_pad_to,
+    token_pad_to; then save, pause, evict, finish (names). Raises as `Book` does, UnsupportedError for another word.
 
     >>> done = run_program({"slots": 1, "chunk_size": 2}, {"A": [7]}, [
-    ...     {"admit": ["A"], "prefill": [{"request": "A", "length": 1, "chosen": [8]}], "finish": ["A"]}])
+    ...     {"admit": ["A"], "prefill": [{"request": "A", "to": 1, "chosen": [8]}], "finish": ["A"]}])
     >>> done["steps"][0]["after"], done["end"]["free_slots"]
     ([{'op': 'free', 'slot': 0}], [0])
     """
@@ -396,17 +400,20 @@ def run_step(book: Book, given: Mapping[str, Any]) -> dict[str, Any]:
             raise UnsupportedError(f"a program step has {word!r}: one of {', '.join(WORDS)} (ERR-5)")
     for name in given.get("resume", ()):
         book.resume(name)
+    come = []
     for word, move in (("load", book.load), ("admit", book.admit)):
         for one in given.get(word, ()):
             name, slot = (one, None) if isinstance(one, str) else (one["request"], one.get("slot"))
             move(name, slot)
+            request = book.requests[name]
+            come.append({"request": name, "slot": request.slot, "blocks": list(request.blocks)})
     for partition in ("decode", "prefill"):
         names = [row["request"] for row in given.get(partition, ())]
         for n, name in enumerate(names):
             if name in names[:n]:
                 raise SlotError(f"{partition}[{n}]: request {name!r} has a row already (STEP-2)")
     step = book.plan({row["request"]: row.get("drafts", ()) for row in given.get("decode", ())},
-                     {row["request"]: row["length"] for row in given.get("prefill", ())},
+                     {row["request"]: row["to"] - book.find(row["request"]).done for row in given.get("prefill", ())},
                      **{word: given[word] for word in WORDS if word in given and word.endswith("_pad_to")})  # fmt: skip
     told = describe_step(step)
     rows = [*given.get("decode", ()), *given.get("prefill", ())]
@@ -417,7 +424,7 @@ def run_step(book: Book, given: Mapping[str, Any]) -> dict[str, Any]:
         book.pause(name)
     for word, leave in (("evict", book.evict), ("finish", book.finish)):
         after = after + [leave(name) for name in given.get(word, ())]
-    return {**told, "after": after}
+    return {"come": come, **told, "after": after}
 
 
 def describe_step(step: Step) -> dict[str, Any]:
