@@ -37,7 +37,8 @@ class Plan:
 class Call:
     """One call: tensors by argument name (strides count), settings, and the results it must return.
 
-    `installed` replaces the installed versions of packages for the length of the call (None: not installed).
+    `installed` replaces the installed versions of packages for the length of the call (None: not installed). Of the
+    tensors named `far`, one index of the first axis lies `FAR` elements behind the one before it.
     """
 
     op: str
@@ -46,6 +47,12 @@ class Call:
     results: tuple[Plan, ...] = ()
     grad: Gradient | None = None
     installed: Mapping[str, str | None] = field(default_factory=dict)
+    far: tuple[str, ...] = ()
+
+
+FAR = 2**30
+"""So far apart, in elements, that the offset of index 4, cut to 32 bits with or without a sign, is that of index 0. The
+stride alone fits 32 bits: a compiler that looks at it finds no cause to widen the product."""
 
 
 @dataclass(frozen=True)

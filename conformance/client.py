@@ -93,6 +93,7 @@ class Client:
             "inputs": {"file": f"{number}.in", "tensors": inputs},
             "outputs": {"file": f"{number}.out", "tensors": outputs}, **grad,
             **({"installed": dict(call.installed)} if call.installed else {}),
+            **({"far": list(call.far)} if call.far else {}),
         }  # fmt: skip
         try:
             answer = self._ask(message, self.run_seconds)

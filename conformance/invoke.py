@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from unittest import mock
 import numpy as np
 
 from statescan.conformance.adapter import Adapter, Unsupported
-from statescan.conformance.calls import Array, Call, Reply, span
+from statescan.conformance.calls import FAR, Array, Call, Reply, span
 from statescan.conformance.hooks import HOOKS, MIXIN, hook_arguments
 from statescan.conformance.replay_toy import run_toy
 from statescan.goldens.tensors import DTYPES, NAMES
@@ -60,13 +61,16 @@ def _after(call: Call) -> dict[str, Array]:
 def _run(adapter: Adapter, function: Any, call: Call) -> tuple[dict[str, Array], Any]:
     op = OPERATIONS[call.op]
     to, back = (to_torch, from_torch) if adapter.arrays == "torch" else (_same, _same)
-    tensors = {name: to(array, adapter.device) for name, array in call.tensors.items()}
+    apart = {name: far_apart(call.tensors[name]) for name in call.far}
+    tensors = {name: to(array, adapter.device) for name, array in {**call.tensors, **apart}.items()}
     given = _arguments(call, tensors)
     if call.grad is not None and adapter.arrays == "torch":
         return _torch_grad(function, call, given, adapter.device), None
     try:
         returned = function(**given)
     finally:
+        for name, array in apart.items():
+            call.tensors[name][...] = array
         _bring_back(adapter, call, tensors)
     if not op.results:
         return {}, list(returned) if isinstance(returned, tuple) else returned
@@ -96,6 +100,26 @@ def _run_hook(adapter: Adapter, function: Any, call: Call) -> tuple[dict[str, Ar
         _bring_back(adapter, call, tensors)
     first = out[0] if isinstance(out, tuple) else out
     return {plan.name: np.asarray(back(first, "cpu")) for plan in call.results if first is not None}, value
+
+
+def far_apart(array: Array) -> Array:
+    """The same numbers with `FAR` elements from one index of the first axis to the next.
+
+    The memory between is asked for and never touched, so that it takes none on a CPU; `Unsupported` where even that is
+    refused.
+    """
+    step = FAR * array.itemsize
+    try:
+        memory = mmap.mmap(-1, (len(array) - 1) * step + max(array[0].nbytes, 1), flags=_UNTOUCHED)
+    except (OSError, ValueError, OverflowError) as error:
+        raise Unsupported("offsets.64") from error
+    steps = (step, *np.empty(array.shape[1:], array.dtype).strides)
+    view = np.lib.stride_tricks.as_strided(np.frombuffer(memory, array.dtype), array.shape, steps)
+    view[...] = array
+    return view
+
+
+_UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def _bring_back(adapter: Adapter, call: Call, tensors: Mapping[str, Any]) -> None:

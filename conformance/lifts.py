@@ -33,6 +33,7 @@ class Story:
     expect: Mapping[str, Expected] = field(default_factory=dict)
     grad: Gradient | None = None
     installed: Mapping[str, str | None] = field(default_factory=dict)
+    far: tuple[str, ...] = ()
 
 
 class Roles(NamedTuple):

@@ -71,7 +71,7 @@ def _second_function(op: str) -> Callable[..., Any] | None:
 def _outputs(adapter: Adapter, story: Story) -> tuple[Outputs, Any]:
     tensors = {name: array.copy() for name, array in story.tensors.items()}
     plans = plan_results(story.op, tensors, story.args, {}, story.grad)
-    reply = invoke(adapter, Call(story.op, story.args, tensors, plans, story.grad, story.installed))
+    reply = invoke(adapter, Call(story.op, story.args, tensors, plans, story.grad, story.installed, story.far))
     if reply.status != "ok":
         raise RuntimeError(f"{story.op}: {reply.status} {reply.error} {reply.message}")
     pools = {name: reply.outputs[f"after.{name}"] for name in in_place(story.op, tensors)}

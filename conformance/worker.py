@@ -82,7 +82,8 @@ def _answer(adapter: Adapter, folder: Path, message: Message) -> Message:
     described = message["outputs"]["tensors"]
     plans = tuple(Plan(row["name"], row["dtype"], tuple(row["shape"])) for row in described
                   if not row["name"].startswith("after."))  # fmt: skip
-    call = Call(message["op"], message["args"], tensors, plans, grad, message.get("installed", {}))
+    far = tuple(message.get("far", ()))
+    call = Call(message["op"], message["args"], tensors, plans, grad, message.get("installed", {}), far)
     reply = invoke(adapter, call)
     outputs = open_tensors(folder, message["outputs"]["file"], described, writable=True)
     for name, place in outputs.items():

@@ -149,6 +149,9 @@ def _derive_relation(made: Vector, corpus: Mapping[str, Vector]) -> None:
         if spec.get("strided"):
             own = words if op == made["op"] else also.setdefault(op, [])
             own.append("strided")
+        if spec.get("far"):
+            own = words if op == made["op"] else also.setdefault(op, [])
+            own.append("offsets.64")
     words += ["repeatable"] if any(e.get("clause") == "DET-1" for e in made["relate"]) else []
     alone = [e for e in made["relate"] if e.get("clause") == "DET-3" and e["how"] == "bits"]
     words += ["batch.invariant"] if alone else []
@@ -411,9 +414,11 @@ def review(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     stored = {} if new["class"] == "reject" else new.get("expect", {})
     for name, want in stored.items():
         before = old.get("expect", {}).get(name)
+        if before == want:
+            continue
         if not before or not ({"data", "blob", "value"} & set(before)):
             lines.append(f"{name} new")
-        elif before != want:
+        else:
             lines.append(f"{name} {_largest_change(before, want)}")
     return ", ".join(lines)
 

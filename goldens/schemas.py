@@ -84,7 +84,7 @@ def _vector() -> Schema:
     call = _object({
         "op": {"enum": list(OPERATIONS)}, "args": {"type": "object"}, "axes": {"type": "object"},
         "inputs": {"type": "object", "additionalProperties": given}, "change": {"type": "array", "items": change},
-        "strided": names, "grad": {"anyOf": [grad, {"type": "null"}]},
+        "strided": names, "far": names, "grad": {"anyOf": [grad, {"type": "null"}]},
     })  # fmt: skip
     expected = _object(_tensor(
         how={"enum": HOW}, bits_outside={"type": "array", "items": {"type": "integer"}},

@@ -28,6 +28,11 @@
 # The rules are the same for every pool of every mixer. They are shown on the convolution, whose windows can be read.
 
 # %%
+import mmap
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
 from statescan.conformance.mutants import mutant
 from statescan.reference.conv import causal_conv1d, causal_conv1d_prefill, causal_conv1d_update
 from statescan.spec.notation import NAN, entries, index, numbers, refusal, taps, tokens, windows
@@ -440,6 +445,44 @@ assert numbers(memory) == [[5, 6, 7, 8], [1, 1, 1, 1], [0, 0, 0, 3]]
 memory, wrong = windows([5, 6, 7, 8], [1, 1, 1, 1], [0, 0, 0, 0]), mutant("strides-ignored")
 wrong["causal_conv1d_update"](tokens([3]), DIGITS, None, memory[::2], index(1))
 assert numbers(memory) == [[5, 6, 7, 8], [1, 1, 1, 3], [0, 0, 0, 0]]
+
+# %% [markdown]
+# (MEM-4)=
+# ## MEM-4  Offsets have 64 bits
+#
+# :::{clause} MEM-4
+# :level: MUST
+# :since: 0.1
+# :source: https://github.com/sgl-project/sglang/issues/31934
+# :applies: *_prefill, *_update
+# :observable: value, untouched
+# :exact: no (far places show only beside a compact twin)
+# :::
+#
+# A slot MUST be found wherever its stride puts it, more than 2^32 elements behind the first one too.
+#
+# Example. Five windows, 2^30 numbers from one to the next; slot 0 holds `5, 6, 7, 8`, slot 4 holds `1, 1, 1, 1`: token
+# `3` in a row on slot 4 gives `1113`.
+#
+# Not this. 4 x 2^30 in 32 bits is 0, so slot 0 is read: `6783`. Fault: offsets-of-32-bits.
+#
+# Why. States of 32 heads of 128 x 128 pass 2^31 numbers behind slot 4,096, and behind slot 85 where a slot holds 48
+# layers. Slots are handed out from the front, so what fails is the busiest hour. Memory that is asked for and never
+# touched costs nothing on a CPU: this is tried there as well.
+
+# %%
+def far_windows():
+    memory = mmap.mmap(-1, 4 * (2**32 + 4), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # reserves nothing
+    pool = as_strided(np.frombuffer(memory, np.float32), (5, 1, 4), (4 * 2**30, 16, 4))
+    pool[0], pool[4] = [5, 6, 7, 8], [1, 1, 1, 1]
+    return pool
+
+
+assert (2**31 // (32 * 128 * 128), 2**31 // (48 * 32 * 128 * 128)) == (4096, 85)
+assert numbers(causal_conv1d_update(tokens([3]), DIGITS, None, far_windows(), index(4))) == [1113]
+
+wrong = mutant("offsets-of-32-bits")["causal_conv1d_update"]
+assert numbers(wrong(tokens([3]), DIGITS, None, far_windows(), index(4))) == [6783]
 
 # %% [markdown]
 # (MEM-5)=

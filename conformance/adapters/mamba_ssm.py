@@ -224,7 +224,7 @@ def _claim(kind: str, operand: str) -> None:
     claim("ssd", ssd, ["batch", "dt.limit", "state.in", "state.out", "grad"],
           states={"initial_state": "f32", "final_state": "f32"}, **scan)  # fmt: skip
     claim("ssd_prefill", ssd_prefill, ["packed.cu", "dt.limit", *SLOTS], states={"state_pool": "f32"}, **scan)
-    claim("ssd_update", ssd_update, ["batch.invariant", *SLOTS], states={"state_pool": "f32"})
+    claim("ssd_update", ssd_update, ["batch.invariant", "offsets.64", *SLOTS], states={"state_pool": "f32"})
     claim("ssd_update", ssd_update, ["tokens.many", "dt.limit", *SLOTS], states={"state_pool": "f32"}, operand=operand)
 
 

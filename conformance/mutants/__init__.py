@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from statescan.conformance.mutants import batch, delta, gates, host, parallel, ssd, step
+from statescan.conformance.mutants import addresses, batch, delta, gates, host, parallel, ssd, step
 from statescan.conformance.mutants.conv import FAULTS as CONV_FAULTS
 from statescan.conformance.mutants.conv import build as build_conv
 from statescan.conformance.mutants.packed import FAULTS as PACKED_FAULTS
@@ -41,6 +41,8 @@ PARTS: tuple[Part, ...] = (
     Part("host", batch.build, batch.FAULTS),
     Part("host", parallel.build, parallel.FAULTS),
     Part("engine", step.build, step.FAULTS),
+    Part("kernel-like", addresses.build_windows, addresses.FAULTS),
+    Part("recurrent", addresses.build_states, addresses.FAULTS),
 )
 """Where an operation is modelled more than once, the first part here serves it unless another is asked for."""
 
