@@ -19,6 +19,7 @@ from statescan.conformance.adapters import SHIPPED
 from statescan.conformance.hooks import KINDS
 from statescan.conformance.runner import FULL, QUICK, Selection, Target, run, target
 from statescan.conformance.traces import is_trace, operation
+from statescan.conformance.untrusted import printable
 from statescan.goldens.store import FormatError, kind_of, load_corpus, load_faults, vector_text
 from statescan.spec.contract import PROFILES
 
@@ -143,7 +144,7 @@ def schedules(
     for kind in chosen:
         row = book.mixers.get(kind, {"count": 0, "passed": 0, "not_applicable": {}, "failed": []})
         for one in row["failed"]:
-            said = f"{one['status']} {kind} seed {one['seed']}: {reports.printable(one['message'])}"
+            said = f"{one['status']} {kind} seed {one['seed']}: {printable(one['message'])}"
             console.print(said, markup=False, highlight=False, soft_wrap=True)
         skipped = "".join(f", {n} not applicable ({word})" for word, n in row["not_applicable"].items())
         console.print(f"{kind}: {row['count']} schedules, {row['passed']} as alone{skipped}, "

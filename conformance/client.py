@@ -18,8 +18,9 @@ from typing import Any
 
 from statescan import __version__
 from statescan.conformance.calls import Array, Call, Reply
-from statescan.conformance.transport import open_tensors, write_blank, write_inputs
-from statescan.goldens.store import FormatError, check_schema
+from statescan.conformance.claims import check_claims
+from statescan.conformance.transport import take_tensors, write_blank, write_inputs
+from statescan.goldens.store import FormatError, check_schema, parse_json
 from statescan.spec.contract import RULES_VERSION
 
 Message = dict[str, Any]
@@ -85,8 +86,13 @@ class Client:
         if call.grad is not None:
             tensors |= {f"cotangent.{key}": array for key, array in call.grad.cotangents.items()}
             grad = {"grad": {"of": list(call.grad.of), "cotangents": list(call.grad.cotangents)}}
-        inputs = write_inputs(self.folder, f"{number}.in", tensors)
-        outputs = write_blank(self.folder, f"{number}.out", call.results, call.tensors)
+        try:
+            inputs = write_inputs(self.folder, f"{number}.in", tensors)
+            outputs = write_blank(self.folder, f"{number}.out", call.results, call.tensors)
+            size = (self.folder / f"{number}.out").stat().st_size
+        except OSError as error:  # the child has the folder in hand too
+            self._kill()
+            return Reply("protocol", message=f"the scratch folder: {error}")
         message = {
             "cmd": "run", "vector": vector, "call": name, "op": call.op, "args": dict(call.args),
             "deadline_ms": int(self.run_seconds * 1e3), "return_inputs": True,
@@ -102,10 +108,14 @@ class Client:
             return Reply("timeout", message=f"no answer within {self.run_seconds:g} s")
         except ProtocolError as error:
             return self._died(str(error))
-        written = {key: array.copy() if array.flags.c_contiguous else array for key, array in
-                   open_tensors(self.folder, f"{number}.out", outputs).items()}  # fmt: skip
+        try:
+            written = take_tensors(self.folder, f"{number}.out", outputs, size)
+        except FormatError as error:
+            self._kill()
+            return Reply("protocol", message=str(error))
         for suffix in ("in", "out"):
-            (self.folder / f"{number}.{suffix}").unlink()
+            with contextlib.suppress(OSError):
+                (self.folder / f"{number}.{suffix}").unlink()
         return _reply(answer, written)
 
     def _died(self, reason: str) -> Reply:
@@ -135,7 +145,8 @@ class Client:
             }, HELLO_SECONDS)  # fmt: skip
             if self.hello["ok"]:
                 self.capabilities = self._ask({"cmd": "capabilities"}, HELLO_SECONDS)["capabilities"]
-        except (TimeoutError, KeyError) as error:
+                check_claims(self.capabilities, "capabilities")
+        except (TimeoutError, KeyError, FormatError) as error:
             raise ProtocolError(f"no hello from {shlex.join(self.command)}: {error!r}; {self._log_tail()}") from error
         except ProtocolError as error:
             raise ProtocolError(f"{error}; {self._log_tail()}") from error
@@ -145,21 +156,42 @@ class Client:
         assert process is not None
         assert process.stdin is not None
         self._next += 1
+        deadline = time.monotonic() + seconds
+        self._send(json.dumps({"id": self._next, **message}, separators=(",", ":")).encode() + b"\n", deadline)
+        line = self._line(deadline)
         try:
-            process.stdin.write(json.dumps({"id": self._next, **message}, separators=(",", ":")).encode() + b"\n")
-            process.stdin.flush()
-        except OSError as error:
-            process.wait(5)
-            raise ProtocolError(f"the adapter no longer listens ({error})") from error
-        line = self._line(time.monotonic() + seconds)
-        try:
-            answer = json.loads(line, parse_constant=lambda word: (_ for _ in ()).throw(ValueError(word)))
+            answer = parse_json(line, "reply")
             check_schema("message", answer, "reply")
-        except (ValueError, FormatError, RecursionError) as error:
+        except FormatError as error:
             raise ProtocolError(f"not an answer: {line[:200]!r} ({error})") from error
         if answer["id"] != self._next:
             raise ProtocolError(f"answer to message {answer['id']}, {self._next} was asked")
         return dict(answer)
+
+    def _send(self, line: bytes, deadline: float) -> None:
+        """Hand a line over; a child that does not read it in time is late."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+            while line:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError
+                try:
+                    line = line[os.write(process.stdin.fileno(), line) :]
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    self._wait()
+                    raise ProtocolError(f"the adapter no longer listens ({error})") from error
+
+    def _wait(self) -> None:
+        """Give a child that has closed its pipes a moment to end."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2)
 
     def _line(self, deadline: float) -> bytes:
         process = self._process
@@ -174,7 +206,7 @@ class Client:
                     raise TimeoutError
                 chunk = os.read(process.stdout.fileno(), 1 << 16)
                 if not chunk:
-                    process.wait(5)
+                    self._wait()
                     raise ProtocolError("the adapter closed its output")
                 self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from statescan.conformance.traces import operation
+from statescan.conformance.untrusted import printable
 from statescan.goldens.store import FormatError, check_schema, load_corpus, read_json
 from statescan.spec.clauses import parse_chapters
 from statescan.spec.contract import FAMILIES
@@ -145,11 +146,6 @@ def clause_text(label: str) -> str:
         return ""
     return (f"{found.label}  {found.title}\n\n{found.sentence}\n\nExample. {found.example}\n\n"
             f"Not this. {found.neighbour}\n\nWhy. {found.why}\n")  # fmt: skip
-
-
-def printable(text: str) -> str:
-    """Text from outside with control characters shown, not obeyed."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in str(text))
 
 
 def _clause_cell(run: Run, label: str) -> tuple[int, int]:

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from statescan.conformance.calls import Array, Plan, span
+from statescan.conformance.untrusted import STORED, read_file, write_file
+from statescan.goldens.store import FormatError
 from statescan.goldens.tensors import DTYPES, NAMES
 
 Described = dict[str, Any]
@@ -27,7 +29,6 @@ FILE_NAME = re.compile(r"[0-9]{6}\.(in|out)")
 SENTINEL_BITS = {"f64": 0x7FF8A5A5A5A5A5A5, "f32": 0x7FC5A5A5, "f16": 0x7EA5, "bf16": 0x7FE5}
 SENTINEL_INTEGER = -(2**31) + 7
 
-_STORED = {"f64": "F64", "f32": "F32", "f16": "F16", "bf16": "BF16", "i32": "I32", "i64": "I64"}
 _UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -69,6 +70,14 @@ def open_tensors(folder: Path, name: str, described: Iterable[Described], writab
     return {row["name"]: _view(raw, row) for row in described}
 
 
+def take_tensors(folder: Path, name: str, described: Iterable[Described], size: int) -> dict[str, Array]:
+    """The tensors of a file that someone else had in hand, in memory of our own; its size must not have changed."""
+    if not FILE_NAME.fullmatch(name):
+        raise FormatError(f"file name {name!r}: six digits and .in or .out")
+    raw = np.frombuffer(read_file(folder, name, size=size, most=size), np.uint8)
+    return {row["name"]: _view(raw, row) for row in described}
+
+
 def element_strides(array: Array) -> tuple[int, ...]:
     """Strides in elements; those of a packed tensor where the array is one."""
     if array.flags.c_contiguous or array.size == 0:
@@ -92,13 +101,12 @@ def _write(path: Path, rows: list[tuple[str, Array, tuple[int, ...], tuple[int, 
         flat = flats[key] = span(array)
         packed = flat.size == math.prod(shape)
         start, end = end, end + flat.nbytes
-        header[key] = {"dtype": _STORED[NAMES[array.dtype]], "shape": list(shape) if packed else [flat.size],
+        header[key] = {"dtype": STORED[NAMES[array.dtype]], "shape": list(shape) if packed else [flat.size],
                        "data_offsets": [start, end]}  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.writelines(flat.tobytes() for flat in flats.values())
+    parts = (flat.tobytes() for flat in flats.values())
+    write_file(path.parent, path.name, (len(text).to_bytes(8, "little"), text, *parts))
     return [
         {"name": key, "dtype": NAMES[array.dtype], "shape": list(shape), "strides": list(strides),
          "offset": 8 + len(text) + header[key]["data_offsets"][0], "nbytes": flats[key].nbytes}
@@ -108,7 +116,7 @@ def _write(path: Path, rows: list[tuple[str, Array, tuple[int, ...], tuple[int, 
 
 def _read(folder: Path, name: str, writable: bool) -> Array:
     if not FILE_NAME.fullmatch(name):
-        raise ValueError(f"file name {name!r}: six digits and .in or .out")
+        raise FormatError(f"file name {name!r}: six digits and .in or .out")
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         handle = os.open(name, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW, dir_fd=directory)
@@ -116,7 +124,7 @@ def _read(folder: Path, name: str, writable: bool) -> Array:
         os.close(directory)
     with os.fdopen(handle, "r+b" if writable else "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{name} is no regular file")
+            raise FormatError(f"{name} is no regular file")
         return np.memmap(file, np.uint8, "r+" if writable else "c")
 
 
@@ -126,7 +134,7 @@ def _view(raw: Array, row: Described) -> Array:
     reach = 0 if 0 in shape else 1 + sum(stride * (n - 1) for stride, n in zip(strides, shape, strict=True))
     inside = start >= 0 and nbytes >= 0 and start + nbytes <= raw.size
     if not inside or reach * dtype.itemsize > nbytes or min(strides, default=0) < 0:
-        raise ValueError(f"{row['name']} does not lie inside its file")
+        raise FormatError(f"{row['name']} does not lie inside its file")
     if nbytes == 0:
         return np.empty(shape, dtype)
     flat = raw[start : start + nbytes].view(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ MANIFEST = GOLDENS / "MANIFEST.json"
 
 _MOST_DEPTH = 32
 _MOST_TEXT = 64 * 1024
+_MOST_BYTES = 64 << 20
 _NOT_DIGESTED = ("digest", "provenance")
 
 
@@ -25,12 +27,24 @@ class FormatError(ValueError):
 
 
 def read_json(path: Path) -> Any:
-    """Parse JSON from outside: duplicate keys, NaN literals, deep nesting and long strings are refused."""
+    """The JSON in a file from outside, by the rules of `parse_json`."""
     try:
-        value = json.loads(path.read_text("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise FormatError(f"{path.name}: {error.strerror}") from error
+    return parse_json(data, path.name)
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """JSON from outside: duplicate keys, numbers that are not finite, deep nesting and long strings are refused."""
+    try:
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
         _check_limits(value, 0)
-    except (ValueError, RecursionError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path.name}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where}: {error}") from error
     return value
 
 
@@ -165,7 +179,11 @@ def _check_limits(value: Any, depth: int) -> None:
         raise ValueError(f"nested deeper than {_MOST_DEPTH}")
     if isinstance(value, str) and len(value) > _MOST_TEXT:
         raise ValueError(f"a string of {len(value)} characters, {_MOST_TEXT} at most")
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number past the largest double")
+    if isinstance(value, int) and value.bit_length() > 64:
+        raise ValueError(f"a whole number of {value.bit_length()} bits, 64 at most")
+    children = (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
     for child in children:
         _check_limits(child, depth + 1)
 
