@@ -392,7 +392,7 @@ def replay_model(trace: Mapping[str, Any], fault: str | None) -> Verdict | None:
     for through in ("hooks", "stack"):
         operations = models.build(fault)
         mixer = models.ModelMixer(trace["mixer"], operations)
-        told = replay(trace, mixer, arrays=numpy, through=through, edits=operations["engine.run"])
+        told = replay(trace, mixer, arrays=numpy, through=through, edits=operations["engine.edit"])
         if not told.passed:
             return told
     return None

@@ -93,7 +93,7 @@ def _derive_exact(made: Vector, corpus: Mapping[str, Vector]) -> None:
     for name in wanted:
         how = wanted[name].get("how", "equal")
         if name == "value":
-            expect[name] = {"value": value, "how": "equal"}
+            expect[name] = {"value": "pass" if how == "judged" else value, "how": how}
             continue
         if how == "finite":
             expect[name] = {"how": how}

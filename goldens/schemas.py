@@ -23,7 +23,7 @@ NAMES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 DIGEST = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
 NUMBER = {"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"]}]}
 ROWS = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
-HOW = ["bits", "equal", "within", "either", "finite", "differs"]
+HOW = ["bits", "equal", "within", "either", "finite", "differs", "judged"]
 
 
 def schemas() -> dict[str, Schema]:

@@ -437,6 +437,30 @@ def _serving_family() -> list[Operation]:
         ),
         Operation("run_slots", "host", (Argument("slots", "number"), Argument("events", "object")), (),
                   "Allocations and releases of a slot pool in order: what was handed out, and what is free (LIFE-1)."),
+        Operation("hash_blocks", "host",
+                  (Argument("tokens", "object"), Argument("block_size", "number"),
+                   Argument("salt", "object", optional=True, doc="what sets equal tokens apart")), (),
+                  "The name of every whole block of a prompt, chained to what is before it (SNAP-8)."),
+        Operation(
+            "plan_skip", "host",
+            (Argument("prompt_tokens", "number"), Argument("finished", "number"), Argument("matched", "number"),
+             Argument("states", "object", doc="behind how many blocks a state is kept"),
+             Argument("block_size", "number"), Argument("limit", "number", optional=True),
+             Argument("least_tokens", "number", optional=True)), (),
+            "Tokens of a prompt that are not computed, because the state behind them is restored (SNAP-1, SNAP-2).",
+        ),
+        Operation(
+            "plan_snapshots", "host",
+            tuple(Argument(name, "number") for name in ("prompt_tokens", "finished", "piece", "skip", "matched",
+                                                        "block_size", "alignment")), (),
+            "Positions of a piece whose states are kept, and the block that ends with the prompt (SNAP-9, SNAP-5).",
+        ),
+        Operation(
+            "run_state_cache", "host",
+            (Argument("blocks", "number"), Argument("places", "number"), Argument("events", "object"),
+             Argument("policy", "object", optional=True, doc='"lru" or "ref_zero"')), (),
+            "A block table and the states under its blocks, event by event (SNAP-6, SNAP-7, SNAP-8).",
+        ),
         Operation(
             "decode_metadata", "host",
             (_index("slots", "N", doc="slot of each decode request, in the order of the batch"),
@@ -492,8 +516,11 @@ def _step_family() -> list[Operation]:
                   (Result("y", ("T", "1", "D"), "zxBCdt"),), "Hook: the pieces of all prefill requests in one call."),
         Operation("ssm_dynamic_inference", "step", (_float("hidden_states", "T", "1", "D"), context),
                   (Result("out", ("T", "1", "D"), "hidden_states"),), "A layer's step: both hooks, and the merge."),
-        Operation("engine.run", "step", (Argument("program", "object"),), (),
-                  "What an engine does between steps: admit, restore, roll back, commit, pause, evict, free."),
+        Operation("engine.run", "step",
+                  (Argument("sizes", "object"), Argument("requests", "object"), Argument("program", "object")), (),
+                  "A whole program: what each step gives the hooks, the edits before and after them, what is left."),
+        Operation("engine.edit", "step", (Argument("memory", "object"), Argument("event", "object")), (),
+                  "One edit that an engine makes between hooks: zero, restore, roll back, commit, save, load."),
     ]  # fmt: skip
 
 

@@ -122,7 +122,7 @@ class Desk:
 
     def edit(self, op: str, **event: Any) -> None:
         """An engine edit: zero, rollback, save, load, commit, restore."""
-        (self.operations or self.right)["engine.run"](self.memory, {"op": op, **event})
+        (self.operations or self.right)["engine.edit"](self.memory, {"op": op, **event})
 
     def decode(self, *rows: Piece, entries: bool = False) -> Any:
         """Outputs of a decode call, each row its slot and its digits; a slot of -1 is padding."""

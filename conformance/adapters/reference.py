@@ -17,7 +17,8 @@ _MODULES = {"packed": "packed", "versions": "packed", "conv": "conv", "gates": "
             "delta": "delta", "ssd": "ssd"}  # fmt: skip
 _HOST = {"ssm_chunking": "stack", "layer_map": "stack", "run_slots": "slots", "prefill_metadata": "metadata",
          "decode_metadata": "metadata", "accept_drafts": "drafts",
-         "edit_tables": "tables", "head_shards": "shards", "token_shards": "shards"}  # fmt: skip
+         "edit_tables": "tables", "head_shards": "shards", "token_shards": "shards", "hash_blocks": "blocks",
+         "plan_skip": "prefix_cache", "plan_snapshots": "prefix_cache", "run_state_cache": "prefix_cache"}  # fmt: skip
 _GRADIENTS = {**_MODULES, "delta": "delta_grad", "ssd": "ssd_grad"}
 
 
@@ -29,6 +30,7 @@ def _register() -> None:
                 adapter.grad(op.name)(_gradient(_found(_GRADIENTS[op.family], f"{op.name}_grad")))
         elif op.name in _HOST:
             adapter.op(op.name, operand="f64")(_found(f"host.{_HOST[op.name]}", op.name))
+    adapter.op("engine.run", operand="f64")(_found("host.requests", "run_program"))
     adapter.mixer(offers=(*HOOKS, MIXIN), operand="f64", arrays="torch")(_mixer)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from statescan.conformance.mutants import addresses, batch, delta, gates, host, parallel, ssd, step
+from statescan.conformance.mutants import addresses, batch, delta, gates, host, parallel, scheduler, ssd, step
 from statescan.conformance.mutants.conv import FAULTS as CONV_FAULTS
 from statescan.conformance.mutants.conv import build as build_conv
 from statescan.conformance.mutants.packed import FAULTS as PACKED_FAULTS
@@ -41,6 +41,7 @@ PARTS: tuple[Part, ...] = (
     Part("host", batch.build, batch.FAULTS),
     Part("host", parallel.build, parallel.FAULTS),
     Part("engine", step.build, step.FAULTS),
+    Part("host", scheduler.build, scheduler.FAULTS),
     Part("kernel-like", addresses.build_windows, addresses.FAULTS),
     Part("recurrent", addresses.build_states, addresses.FAULTS),
 )

@@ -43,7 +43,7 @@ def build(fault: str | None = None) -> Mapping[str, Callable[..., Any]]:
     """Both hooks, the mixin's step and the engine's edit, right or with one fault."""
     model = StepModel(fault)
     return {"ssm_decode": model.ssm_decode, "ssm_prefill": model.ssm_prefill,
-            "ssm_dynamic_inference": model.ssm_dynamic_inference, "engine.run": model.edit}  # fmt: skip
+            "ssm_dynamic_inference": model.ssm_dynamic_inference, "engine.edit": model.edit}  # fmt: skip
 
 
 class ModelMixer:

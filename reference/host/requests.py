@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from statescan.reference.host.blocks import BlockTable, check_count, hash_blocks
 from statescan.reference.host.drafts import count_agreeing
-from statescan.reference.host.metadata import PREFILL_NAMES, check_room, decode_metadata, prefill_metadata
+from statescan.reference.host.metadata import PREFILL_NAMES, decode_metadata, prefill_metadata
 from statescan.reference.host.prefix_cache import StateCache, plan_skip, plan_snapshots
 from statescan.reference.host.slots import SlotPool
 from statescan.spec.contract import CapacityError, PackingError, ShapeError, SlotError, UnsupportedError
@@ -347,7 +347,8 @@ class Book:
         """There is a slot, or this one is free (LIFE-1)."""
         if slot is not None and self.pool.is_taken(slot):
             raise CapacityError(f"slot={slot} is taken by another request (LIFE-1)")
-        check_room("requests", self.sizes.slots - len(self.pool.free) + 1, "slots", self.sizes.slots)
+        if not self.pool.free:
+            raise CapacityError(f"count=1 slots asked of {self.sizes.slots}, 0 free (LIFE-1)")
 
     @staticmethod
     def _slot(request: Request) -> int:
