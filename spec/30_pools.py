@@ -726,6 +726,37 @@ assert "(SLOT-5)" in refusal(wrong["causal_conv1d_update"], tokens([1], [2]), DI
 assert numbers(pool[0]) == [0, 0, 0, 0]
 
 # %% [markdown]
+# (ERR-4)=
+# ## ERR-4  Contents are checked when asked for
+#
+# :::{clause} ERR-4
+# :level: MUST
+# :since: 0.1
+# :source: decision; a value on a device cannot be looked at without waiting for it
+# :applies: *_prefill, *_update
+# :observable: error
+# :::
+#
+# With `check=True` the rules about contents MUST be checked, wherever the tensors lie.
+#
+# Example. Two rows on slots `0, 7` of a pool of two, with `check=True`: `SlotError: read_slots[1]=7 ... (SLOT-5)`.
+#
+# Not this. The word is passed over, and a row on no slot of the pool is a padding row: `6781, 0`. Fault:
+# check-word-ignored.
+#
+# Why. Shapes and types cost nothing and are checked always. Contents that lie on a device cost a wait, so there they
+# are checked on request alone, which a test sets and a server does not; the capability `checks.values` says who can.
+# Without the check a slot outside its pool is padding, so that a wrong index costs an answer and not the memory of others.
+
+# %%
+pool, slots = windows([5, 6, 7, 8], UNUSED), index(0, 7)
+asked = refusal(causal_conv1d_update, tokens([1], [2]), DIGITS, None, pool, slots, check=True)
+assert asked.startswith("SlotError: read_slots[1]=7") and "(SLOT-5)" in asked
+
+wrong = mutant("check-word-ignored")["causal_conv1d_update"]
+assert numbers(wrong(tokens([1], [2]), DIGITS, None, pool, slots, check=True)) == [6781, 0]
+
+# %% [markdown]
 # (ERR-5)=
 # ## ERR-5  What cannot be honoured is refused
 #

@@ -364,25 +364,44 @@ assert numbers(wrong(for_output, **piece)["initial_state"]) == [0, 0]
 assert numbers(wrong(for_state, **piece)["initial_state"]) == [0, 0]
 
 # %% [markdown]
-# ## Other cuts of the same tokens
+# (DET-4)=
+# ## DET-4  Other cuts of the same tokens
 #
-# Cut into other calls, the same tokens round a state at other moments: a state is rounded when it is stored, once a
-# call. In a float32 pool that changes nothing where the numbers are exact, and stays within the bound below where they
-# are not. A 16-bit pool is another matter. The drawer of NUM-2 in a bfloat16 pool ends at 256 after one call of three
-# tokens, 255.5 rounded to even, and at 255 after three calls of one. Neither is wrong; a result on a 16-bit pool is
-# compared with a run of the same cuts. DET-4 will say this when pieces and drafts have their chapters.
+# :::{clause} DET-4
+# :level: MUST
+# :since: 0.1
+# :source: decision; a state is rounded when it is stored, once a call
+# :applies: gated_delta_rule_prefill, gated_delta_rule_update, gated_delta_product_prefill, gated_delta_product_update,
+# : kimi_delta_attention_prefill, kimi_delta_attention_update, ssd_prefill, ssd_update
+# :observable: bits, relation
+# :::
+#
+# Cut into other calls, the same tokens MUST give the same bits wherever operands and pool hold every number exactly.
+#
+# Example. The drawer of NUM-2 in a float32 pool, values `256, 258, 254` with beta `1, 0.5, 0.5`: `255.5` after one call
+# of three tokens, and `255.5` after three calls of one.
+#
+# Not this. Every call passes the state through bfloat16 on its way to the pool: `256` and `255`. Fault:
+# state-stored-in-operand-type.
+#
+# Why. How a prompt is cut depends on how busy the server is. A pool of 16 bits is another matter: there a state is
+# rounded at every cut, the two runs end at `256` and `255`, and neither is wrong. A result on such a pool is compared
+# with a run of the same cuts. Numbers that no operand holds are compared within the bound below.
 
 # %%
-def cut(kind, calls):
+def cut(kind, calls, update=gated_delta_rule_update):
     k, v, beta, pool = one_hot(0, 0, 0), vectors(256, 258, 254), tokens(1, 0.5, 0.5), states([0, 0]).astype(kind)
     for part in np.split(np.arange(3), calls):
         q, g = k[:, part], tokens(*part * 0)
-        gated_delta_rule_update(q, q, v[:, part], g, beta[:, part], pool, index(0), scale=1.0)
+        update(q, q, v[:, part], g, beta[:, part], pool, index(0), scale=1.0)
     return float(pool[0, 0, 0, 0])
 
 
 assert (cut("float32", 1), cut("float32", 3)) == (255.5, 255.5)
 assert (cut(NARROW, 1), cut(NARROW, 3)) == (256, 255)
+
+wrong = mutant("state-stored-in-operand-type")["gated_delta_rule_update"]
+assert (cut("float32", 1, wrong), cut("float32", 3, wrong)) == (256, 255)
 
 # %% [markdown]
 # ## How a result that is not exact is judged

@@ -9,10 +9,11 @@ fault is one switch at the place where its mechanism sits; `goldens/faults.json`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, wraps
+from inspect import signature
 from typing import Any, NamedTuple
 
-from statescan.conformance.mutants import addresses, batch, delta, gates, host, parallel, scheduler, ssd, step
+from statescan.conformance.mutants import batch, delta, gates, host, parallel, pools, scheduler, ssd, step
 from statescan.conformance.mutants.conv import FAULTS as CONV_FAULTS
 from statescan.conformance.mutants.conv import build as build_conv
 from statescan.conformance.mutants.packed import FAULTS as PACKED_FAULTS
@@ -42,8 +43,8 @@ PARTS: tuple[Part, ...] = (
     Part("host", parallel.build, parallel.FAULTS),
     Part("engine", step.build, step.FAULTS),
     Part("host", scheduler.build, scheduler.FAULTS),
-    Part("kernel-like", addresses.build_windows, addresses.FAULTS),
-    Part("recurrent", addresses.build_states, addresses.FAULTS),
+    Part("kernel-like", pools.build_windows, pools.FAULTS),
+    Part("recurrent", pools.build_states, pools.STATE_FAULTS),
 )
 """Where an operation is modelled more than once, the first part here serves it unless another is asked for."""
 
@@ -79,5 +80,17 @@ def _assemble(first: list[Part], fault: str | None = None) -> Operations:
     operations: dict[str, Callable[..., Any]] = {}
     for part in (*first, *(part for part in PARTS if part not in first)):
         for name, operation in part.build(fault if part in first else None).items():
-            operations.setdefault(name, operation)
+            operations.setdefault(name, _with_check(operation))
     return operations
+
+
+def _with_check(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that takes the word `check`: on a CPU contents are always checked."""
+    if "check" in signature(operation).parameters:
+        return operation
+
+    @wraps(operation)
+    def called(*given: Any, check: bool | None = None, **settings: Any) -> Any:
+        return operation(*given, **settings)
+
+    return called
