@@ -46,6 +46,9 @@ class ClauseBox(SphinxDirective):
             value = nodes.paragraph("", "", *_marked(self.options[name], name))
             term = nodes.term("", NAMES[name])
             box += nodes.definition_list_item("", term, nodes.definition("", value), classes=[f"clause-{name}"])
+        page = nodes.reference("", "vectors, faults and results", refuri=f"clauses/{label}.html")
+        value = nodes.definition("", nodes.paragraph("", "", page))
+        box += nodes.definition_list_item("", nodes.term("", "Page"), value, classes=["clause-page"])
         return [box]
 
 
@@ -99,7 +102,10 @@ def _embolden(paragraph: nodes.paragraph, pattern: re.Pattern[str], name: str) -
         parts = pattern.split(str(text), maxsplit=1)
         if len(parts) > 1:
             before, word, after = parts
-            paragraph.replace(text, [nodes.Text(before), nodes.strong(word, word, classes=[name]), nodes.Text(after)])
+            marked = nodes.strong(word, word, classes=[name])
+            if name == "clause-fault":
+                marked = nodes.reference(word, word, refuri=f"faults/{word}.html", classes=[name])
+            paragraph.replace(text, [nodes.Text(before), marked, nodes.Text(after)])
 
 
 class ShortCode(SphinxTransform):

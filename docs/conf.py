@@ -15,7 +15,7 @@ sys.path.insert(0, str(HERE))
 project = "statescan"
 language = "en"
 html_title = "statescan"
-extensions = ["myst_nb", "clause_box"]
+extensions = ["myst_nb", "clause_box", "data_pages"]
 include_patterns = ["index.md", "findings.md", "[0-9][0-9]_*.py"]
 nitpicky = True
 
@@ -42,6 +42,10 @@ logging.getLogger("traitlets").setLevel(logging.WARNING)
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["statescan.css"]
+html_js_files = ["stepper.js", "filter.js"]
+templates_path = ["_templates"]
+_parts = ("sidebar/brand", "sidebar/search", "sidebar/scroll-start", "sidebar/navigation", "data", "sidebar/scroll-end")
+html_sidebars = {"**": [f"{part}.html" for part in _parts]}
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
