@@ -283,9 +283,7 @@ def _gradient(spec: Mapping[str, Any] | None, seed: int) -> Gradient | None:
 def _execute_relation(case: Case, run: Run) -> Verdict:
     calls: dict[str, Call] = {}
     replies: dict[str, Reply] = {}
-    related = {entry["of"] for entry in case.vector["relate"]}
-    for entry in case.vector["relate"]:
-        related |= {side["of"] for side in entry.values() if isinstance(side, Mapping) and "of" in side}
+    related = related_tensors(case.vector)
     for name, spec in case.vector["calls"].items():
         story = vary(case, spec, calls, replies)
         calls[name] = build(case, story, sorted(related | _taken_later(case.vector, name)))
@@ -298,6 +296,12 @@ def _execute_relation(case: Case, run: Run) -> Verdict:
         if not verdict.passed:
             return verdict
     return Verdict("pass")
+
+
+def related_tensors(vector: Vector) -> set[str]:
+    """The tensors that a relation compares."""
+    sides = [side for entry in vector["relate"] for side in (entry, *entry.values()) if isinstance(side, Mapping)]
+    return {side["of"] for side in sides if "of" in side}
 
 
 def _taken_later(vector: Vector, call: str) -> set[str]:

@@ -1,10 +1,11 @@
-"""The command line: `statescan list | show | run | schedules | matrix | regen | bench`.
+"""The command line: `statescan list | show | run | schedules | matrix | regen | bench`, and those of `commands.py`.
 
 Exit codes: 0 everything that ran passed, 1 failures, 2 wrong usage or a broken protocol.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from statescan.conformance import ci, commands
 from statescan.conformance import report as reports
 from statescan.conformance.adapters import SHIPPED
 from statescan.conformance.hooks import KINDS
@@ -24,6 +26,7 @@ from statescan.goldens.store import FormatError, kind_of, load_corpus, load_faul
 from statescan.spec.contract import PROFILES
 
 console = Console()
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,22 +83,39 @@ def show(identifier: str) -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("reports"), show_default=True)
 @click.option("--must-pass", default="reference", show_default=True,
               help="With --all: the implementations whose failures decide the exit code.")  # fmt: skip
+@click.option("--fresh", type=click.IntRange(0), default=0, help="Also N vectors drawn now, unknown before.")
+@click.option("--known", type=FILE, help="Known failures: a JSON object from vectors to reasons.")
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write JUnit XML here.")
+@click.option("--badge", type=click.Path(path_type=Path, dir_okay=False), help="Also write badge JSON here.")
+@click.option("--track", is_flag=True, help="Tell only what is not as in the report in --out; fail if it got worse.")
 def run_suite(
     names: tuple[str, ...], everything: bool, profile: str, only: tuple[str, ...], seconds: float | None, out: Path,
-    must_pass: str,
+    must_pass: str, fresh: int, known: Path | None, junit: Path | None, badge: Path | None, track: bool,
 ) -> None:  # fmt: skip
     """Run vectors on implementations, print what failed and where, and write report.json and report.html."""
     chosen = list(names) or (list(SHIPPED) if everything else ["reference"])
     try:
         targets = [target(name) for name in chosen]
+        listed = {} if known is None else ci.read_known(known)
+        before = reports.read(out / "report.json") if track and (out / "report.json").exists() else None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    made = _run_with_progress(targets, Selection(profile, only), seconds)
-    for one in made["runs"]:
-        reports.print_run(console, one)
-    reports.print_matrix(console, made)
+    made = ci.mark_known(_run_with_progress(targets, Selection(profile, only), seconds, fresh), listed)
+    if before is None:
+        for one in made["runs"]:
+            reports.print_run(console, one)
+        reports.print_matrix(console, made)
+    else:
+        commands.print_changes(console, before, made)
     written = reports.write(made, out)
+    for path, content in ((junit, ci.junit(made)), (badge, json.dumps(ci.badge(made["runs"][0])).encode())):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            written.append(path)
     console.print("reports: " + ", ".join(str(path) for path in written), highlight=False)
+    if before is not None:
+        sys.exit(int(ci.got_worse(before, made)))
     judged = must_pass.split(",") if everything and not names else [one.name for one in targets]
     sys.exit(reports.exit_code(made, judged))
 
@@ -113,19 +133,23 @@ def matrix(files: tuple[Path, ...]) -> None:
 
 @main.command()
 @click.option("--impl", "name", default="reference", show_default=True, help="Whose mixers; as for `run`.")
+@click.option("--engine", help="A scheduler or engine instead, by its engine.run: its bookkeeping alone is tried.")
 @click.option("--mixer", "kinds", multiple=True, type=click.Choice(["all", *KINDS]), help="A kind; may be repeated.")
 @click.option("--count", type=click.IntRange(0), default=1000, show_default=True, help="Schedules for each mixer.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the first schedule.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("reports/schedules.json"),
-              show_default=True, help="The book of the run, from which it goes on.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The book of the run, from which it goes "
+              "on: reports/schedules.json, or reports/engine.json with --engine.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Start anew, whatever the book says.")
 def schedules(
-    name: str, kinds: tuple[str, ...], count: int, seed: int, jobs: int, out: Path, again: bool
-) -> None:
-    """Random schedules of bare mixers: every request must come out as it does alone."""
-    from statescan.conformance import replay_random  # the reference is needed here and nowhere else on a run
+    name: str, engine: str | None, kinds: tuple[str, ...], count: int, seed: int, jobs: int, out: Path | None,
+    again: bool,
+) -> None:  # fmt: skip
+    """Random schedules of bare mixers, or of an engine's bookkeeping: every request must come out as it does alone."""
+    from statescan.conformance import replay_random, schedule_programs  # the reference is needed here alone on a run
 
+    name, out = engine or name, out or Path("reports") / ("engine.json" if engine else "schedules.json")
+    some = schedule_programs.run_some if engine else None
     try:
         target(name)
     except ValueError as error:
@@ -140,7 +164,7 @@ def schedules(
             progress.start_task(tasks[kind])
             progress.update(tasks[kind], completed=done)
 
-        replay_random.run_schedules(book, chosen, count, jobs, step)
+        replay_random.run_schedules(book, chosen, count, jobs, step, some)
     for kind in chosen:
         row = book.mixers.get(kind, {"count": 0, "passed": 0, "not_applicable": {}, "failed": []})
         for one in row["failed"]:
@@ -185,7 +209,9 @@ def bench(arguments: tuple[str, ...]) -> None:
     table.main(list(arguments))
 
 
-def _run_with_progress(targets: list[Target], selection: Selection, seconds: float | None) -> dict[str, Any]:
+def _run_with_progress(
+    targets: list[Target], selection: Selection, seconds: float | None, fresh: int = 0
+) -> dict[str, Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         tasks = {one.name: progress.add_task(one.name, total=None) for one in targets}
@@ -193,7 +219,11 @@ def _run_with_progress(targets: list[Target], selection: Selection, seconds: flo
         def step(name: str, done: int, of: int) -> None:
             progress.update(tasks[name], total=of, completed=done + 1)
 
-        return run(targets, selection, seconds=seconds, progress=step)
+        return run(targets, selection, seconds=seconds, progress=step, fresh=fresh)
+
+
+for command in commands.COMMANDS:
+    main.add_command(command)
 
 
 if __name__ == "__main__":

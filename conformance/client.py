@@ -74,33 +74,21 @@ class Client:
             return Reply("timeout", message=f"no answer within {self.run_seconds:g} s")
         except ProtocolError as error:
             return self._died(str(error))
-        return _reply(answer)
+        return reply_of(answer)
 
     def run(self, call: Call, *, vector: str = "", name: str = "a") -> Reply:
         """One call; a dead or late child is one reply, and a new child takes over."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         number = f"{self._next % 1000000:06d}"
-        tensors = dict(call.tensors)
-        grad: Message = {}
-        if call.grad is not None:
-            tensors |= {f"cotangent.{key}": array for key, array in call.grad.cotangents.items()}
-            grad = {"grad": {"of": list(call.grad.of), "cotangents": list(call.grad.cotangents)}}
         try:
-            inputs = write_inputs(self.folder, f"{number}.in", tensors)
+            inputs = write_inputs(self.folder, f"{number}.in", tensors_of(call))
             outputs = write_blank(self.folder, f"{number}.out", call.results, call.tensors)
             size = (self.folder / f"{number}.out").stat().st_size
         except OSError as error:  # the child has the folder in hand too
             self._kill()
             return Reply("protocol", message=f"the scratch folder: {error}")
-        message = {
-            "cmd": "run", "vector": vector, "call": name, "op": call.op, "args": dict(call.args),
-            "deadline_ms": int(self.run_seconds * 1e3), "return_inputs": True,
-            "inputs": {"file": f"{number}.in", "tensors": inputs},
-            "outputs": {"file": f"{number}.out", "tensors": outputs}, **grad,
-            **({"installed": dict(call.installed)} if call.installed else {}),
-            **({"far": list(call.far)} if call.far else {}),
-        }  # fmt: skip
+        message = message_of(call, number, inputs, outputs, vector, name, self.run_seconds)
         try:
             answer = self._ask(message, self.run_seconds)
         except TimeoutError:
@@ -116,7 +104,7 @@ class Client:
         for suffix in ("in", "out"):
             with contextlib.suppress(OSError):
                 (self.folder / f"{number}.{suffix}").unlink()
-        return _reply(answer, written)
+        return reply_of(answer, written)
 
     def _died(self, reason: str) -> Reply:
         code = self._process.poll() if self._process is not None else None
@@ -231,7 +219,30 @@ class Client:
         return self._log.read().decode("utf-8", "replace").strip()[-600:]
 
 
-def _reply(answer: Message, outputs: Mapping[str, Array] | None = None) -> Reply:
+def tensors_of(call: Call) -> dict[str, Array]:
+    """What goes into the input file of a call: its tensors, and cotangents where gradients are asked for."""
+    given = {} if call.grad is None else call.grad.cotangents
+    return {**call.tensors, **{f"cotangent.{key}": array for key, array in given.items()}}
+
+
+def message_of(
+    call: Call, number: str, inputs: list[Message], outputs: list[Message], vector: str, name: str,
+    seconds: float = RUN_SECONDS,
+) -> Message:  # fmt: skip
+    """The `run` message of a call whose tensors lie in files of this number."""
+    grad = {} if call.grad is None else {"grad": {"of": list(call.grad.of), "cotangents": list(call.grad.cotangents)}}
+    return {
+        "cmd": "run", "vector": vector, "call": name, "op": call.op, "args": dict(call.args),
+        "deadline_ms": int(seconds * 1e3), "return_inputs": True,
+        "inputs": {"file": f"{number}.in", "tensors": inputs},
+        "outputs": {"file": f"{number}.out", "tensors": outputs}, **grad,
+        **({"installed": dict(call.installed)} if call.installed else {}),
+        **({"far": list(call.far)} if call.far else {}),
+    }  # fmt: skip
+
+
+def reply_of(answer: Mapping[str, Any], outputs: Mapping[str, Array] | None = None) -> Reply:
+    """What an answer says, with the tensors that came back."""
     status = "ok" if answer["ok"] else answer.get("status", "error")
     return Reply(status, outputs or {}, answer.get("value"), str(answer.get("error", "")),
                  str(answer.get("message", answer.get("need", ""))), float(answer.get("ms", 0.0)))  # fmt: skip

@@ -32,7 +32,7 @@ MOST_COLUMNS = 5
 
 def failed(status: str) -> bool:
     """Whether a status is a failure."""
-    return status not in ("pass", *NOT_JUDGED, *WARNINGS)
+    return status not in ("pass", "xfail", *NOT_JUDGED, *WARNINGS)
 
 
 def print_run(console: Console, run: Run) -> None:
@@ -128,9 +128,19 @@ def html(report: Report) -> str:
     clauses = {label: _code(text.sentence) for label, text in parse_chapters().items()}
     used = sorted({row["clause"] for run in report["runs"] for row in run["results"]}, key=_clause_order)
     return environment.get_template("report.html").render(
-        report=report, vectors=load_corpus(), operation=operation, clauses=clauses, used=used, cell=_clause_cell,
+        report=report, vectors=_vectors(report), operation=operation, clauses=clauses, used=used, cell=_clause_cell,
         failed=failed, printable=printable, warnings=WARNINGS,
     )  # fmt: skip
+
+
+def _vectors(report: Report) -> dict[str, Any]:
+    """Every vector that a report names; one that was drawn for the run is told by the one it was drawn from."""
+    corpus = load_corpus()
+    rows = {row["vector"] for run in report["runs"] for row in run["results"]} - set(corpus)
+    origins = {name: next((v for key, v in corpus.items() if name.startswith("fresh-") and key[:40] in name), {})
+               for name in rows}  # fmt: skip
+    return {**corpus, **{name: {"why": "", "effect": "", "op": "", "format": "statescan.vector/1", **origin}
+                         for name, origin in origins.items()}}  # fmt: skip
 
 
 def _code(sentence: str) -> Markup:

@@ -19,6 +19,8 @@ from statescan.conformance.calls import Call, Reply
 from statescan.conformance.cases import Case, Missing, Vector, execute, outside, prepare
 from statescan.conformance.client import Client, ProtocolError, python_command
 from statescan.conformance.compare import Verdict
+from statescan.conformance.fresh import drawn
+from statescan.conformance.fresh import prepared as prepare_drawn
 from statescan.conformance.invoke import NOTHING
 from statescan.conformance.smoke import check_wiring
 from statescan.conformance.traces import TraceCase, execute_trace, is_trace, prepare_trace
@@ -83,11 +85,11 @@ def target(name: str) -> Target:
 
 def run(
     targets: Iterable[Target], selection: Selection, *, seconds: float | None = None,
-    progress: Progress = lambda name, done, of: None,
+    progress: Progress = lambda name, done, of: None, fresh: int = 0,
 ) -> Report:  # fmt: skip
-    """Run the selected vectors on every target; the report as it is written to JSON."""
+    """Run the selected vectors, and `fresh` ones drawn now, on every target; the report as it is written to JSON."""
     corpus = load_corpus()
-    vectors = [vector for vector in corpus.values() if selection.picks(vector)]
+    vectors = [vector for vector in (*corpus.values(), *drawn(corpus, fresh)) if selection.picks(vector)]
     runs = [run_target(one, vectors, corpus, limit_of(one, selection, seconds), progress) for one in targets]
     return {
         "format": "statescan.report/1", "suite": __version__, "rules": RULES_VERSION,
@@ -138,7 +140,8 @@ def results(
         if deadline is not None and time.monotonic() > deadline:
             yield result(vector, Verdict("not_run", f"left out after {seconds:g} s"))
             continue
-        case = (prepare_trace if is_trace(vector) else prepare)(vector, corpus, client.capabilities)
+        ready = prepare_trace if is_trace(vector) else prepare if vector["id"] in corpus else prepare_drawn
+        case = ready(vector, corpus, client.capabilities)
         if isinstance(case, Missing):
             yield result(vector, probe(client, vector, corpus, case, probed), missing=case.word)
             continue
@@ -158,7 +161,7 @@ def probe(
     """Send one call outside the claims for each missing word: a refusal, None in place of a result or a right answer
     are fine, a wrong answer means that an argument is taken and ignored."""
     quiet = Verdict("not_applicable", f"{missing.word} is not claimed")
-    if is_trace(vector):
+    if is_trace(vector) or vector["id"] not in corpus:
         return quiet
     case = outside(vector, corpus, client.capabilities)
     once = f"{vector['op']} {missing.word}"

@@ -58,7 +58,8 @@ def _hello(adapter: Adapter) -> Message:
     if adapter.missing:
         return {"ok": False, "status": "not installed", "name": adapter.name, "message": adapter.missing}
     return {"ok": True, "protocol": "statescan/1", "name": adapter.name, "version": adapter.version,
-            "language": "python", "device": adapter.device, "source": adapter.source, "info": adapter.info}  # fmt: skip
+            "language": "python", "device": adapter.device, "source": adapter.source,
+            "info": {**adapter.info, "arrays": adapter.arrays}}  # fmt: skip
 
 
 def answer_setup(adapter: Adapter, described: Message) -> Message:

@@ -184,7 +184,8 @@ def _report() -> Schema:
     place = {"type": "object", "additionalProperties": {"type": ["integer", "string"]}}
     result = _object({
         "vector": ID, "status": {"enum": list(STATUSES)}, "clause": LABEL, "clauses": {"type": "array", "items": LABEL},
-        "message": {"type": "string"}, "missing": {"type": "string"}, "tensor": {"type": "string"}, "place": place,
+        "message": {"type": "string"}, "missing": {"type": "string"}, "known": {"type": "string"},
+        "tensor": {"type": "string"}, "place": place,
         "call": {"type": "string"}, "score": {"type": ["number", "null"]}, "operand": {"type": "string"},
         "dtypes": {"type": "object"}, "lift": {"type": "string"}, "ms": {"type": "number"},
         "candidates": {"type": "array", "items": ID},

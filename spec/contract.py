@@ -554,7 +554,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
 STATUSES: tuple[str, ...] = (
     "protocol", "timeout", "error", "fail.shape", "fail.dtype", "fail.nonfinite", "fail.touched", "fail.unwritten",
     "fail.value", "fail.relation", "fail.unstable", "fail.accepted", "fail.wrong_error", "fail.partial", "fail.silent",
-    "not_applicable", "not_run", "pass",
+    "xpass", "xfail", "not_applicable", "not_run", "pass",
 )  # fmt: skip
 """Closed, in order of precedence: what is judged first stands first."""
 

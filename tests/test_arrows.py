@@ -24,6 +24,7 @@ ARROWS = [
     ("conformance.oracle", ("spec.contract", "reference", "goldens", "conformance")),
     ("conformance.replay_program", ("spec.contract", "reference", "goldens", "conformance")),
     ("conformance.replay_random", ("spec.contract", "reference", "goldens", "conformance")),
+    ("conformance.expect", ("spec.contract", "reference.functions", "goldens", "conformance")),
     ("conformance.schedule_programs", ("spec.contract", "reference.host", "conformance")),
     ("conformance.adapters.reference", ("spec.contract", "reference", "conformance.adapter", "conformance.hooks")),
     ("conformance.adapters.fast",
