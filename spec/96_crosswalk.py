@@ -15,8 +15,8 @@
 # # Crosswalk
 #
 # What the operations here are called elsewhere, and where a convention differs. Each table below is about one subject.
-# "Same" means that tensors can be handed over as they are; a name in italics is a converter, shown further down with the
-# pair of numbers that it is tested with, there and back.
+# "Same" means that tensors can be handed over as they are; a name in italics is a converter, shown further down with
+# the pair of numbers that it is tested with, there and back.
 #
 # The texts and sources named were read; those of installed packages are also run by the tests, with the converters of
 # their lines and nothing else.
