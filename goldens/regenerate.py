@@ -103,6 +103,8 @@ def _derive_exact(made: Vector, corpus: Mapping[str, Vector]) -> None:
         expect[name] = {**encode(outputs[name]), "how": how}
         if name in story.tensors and OPERATIONS[story.op].tensors:
             expect[name]["bits_outside"] = _written(story, name)
+    if not expect:
+        raise DisagreementError(f"{made['id']}: expects nothing; an operation without results needs `value`")
     made["expect"] = expect
     made["inout"] = in_place(story.op, story.tensors)
     made["axes"] = _axes(story)

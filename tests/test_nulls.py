@@ -28,6 +28,7 @@ ECHO_IS_RIGHT = {
     "cu-actual-offsets-stand-alone": "the offsets that count are the ones given",
     "seq-idx-of-an-empty-pack": "no tokens, no ids",
     "stack-without-recurrent-layers": "no layer, no chunking: None, which is what an echo of no tensors gives too",
+    "stack-of-no-layers": "the same",
     "seq-idx-only-a-tail": "the offset given and the ordinal asked for are both 0",
 }
 """Exact vectors whose answer is one of their inputs."""
