@@ -35,8 +35,11 @@ lint: $(VENV)/.stamp
 regen: $(VENV)/.stamp
 	@$(PY) -m statescan.conformance regen --check
 
-# Random schedules of every mixer, each request as alone; stopped and started again it goes on where it was.
+# Random schedules of an engine's bookkeeping and of every mixer, each request as alone, and all small programs; stopped
+# and started again it goes on where it was.
 schedules: $(VENV)/.stamp
+	@$(PY) -m statescan.conformance schedules --engine reference --mixer all --count $(or $(COUNT),10000) --jobs $(JOBS)
+	@$(PY) -m statescan.conformance.schedule_programs
 	@$(PY) -m statescan.conformance schedules --mixer all --count $(or $(COUNT),10000) --jobs $(JOBS)
 
 # On a machine with a GPU: what WHAT="conv prefill" or the like names, or everything.

@@ -9,6 +9,7 @@ disk batch by batch, and goes on where it was stopped.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +26,15 @@ from statescan.conformance.client import Client
 from statescan.conformance.compare import Verdict
 from statescan.conformance.replay import replay
 from statescan.conformance.replay_program import Engine, describe_alone
-from statescan.conformance.runner import target
+from statescan.conformance.runner import environment, target
 from statescan.conformance.traces import execute_trace, prepare_trace
 from statescan.goldens.store import read_json
 from statescan.reference.host.mixer_config import read_config
 from statescan.reference.mixers import build_mixer
 
 Trace = dict[str, Any]
+Some = Callable[[str, str, int, int], dict[str, Any]]
+"""Schedules of an implementation and a kind, from a seed on, so many: what became of them."""
 TOKENS = 8
 THROUGH = ("hooks", "mixin", "stack")
 BATCH = 25
@@ -267,7 +270,7 @@ def check_on(name: str, kind: str, seed: int) -> Verdict:
     """One schedule on an implementation by the name of its adapter; the reference runs in this process."""
     if name == "reference":
         return check(kind, seed)
-    client, trace = _client(name), random_trace(kind, seed)
+    client, trace = client_of(name), random_trace(kind, seed)
     if not client.hello["ok"]:
         return Verdict("not_applicable", str(client.hello.get("message", "not installed")))
     case = prepare_trace(trace, {}, client.capabilities)
@@ -278,7 +281,7 @@ def check_on(name: str, kind: str, seed: int) -> Verdict:
 
 
 @lru_cache(maxsize=1)
-def _client(name: str) -> Client:
+def client_of(name: str) -> Client:
     """The child of an adapter, one for each of our processes; it ends when its input does."""
     return Client(list(target(name).command)).__enter__()
 
@@ -334,7 +337,9 @@ class Book:
         for word, n in found["not_applicable"].items():
             row["not_applicable"][word] = row["not_applicable"].get(word, 0) + n
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**self.head(), "mixers": self.mixers}, indent=1, ensure_ascii=False) + "\n"
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        stored = {**self.head(), "date": now, "environment": environment(), "mixers": self.mixers}
+        text = json.dumps(stored, indent=1, ensure_ascii=False) + "\n"
         beside = self.path.with_suffix(".tmp")
         beside.write_text(text, "utf-8")
         beside.replace(self.path)
@@ -352,25 +357,26 @@ def code_digest(name: str) -> str:
 
 def run_schedules(
     book: Book, kinds: Sequence[str], count: int, jobs: int = 1,
-    progress: Callable[[str, int], None] = lambda kind, done: None,
+    progress: Callable[[str, int], None] = lambda kind, done: None, some: Some | None = None,
 ) -> None:  # fmt: skip
-    """Bring every mixer to `count` schedules, in batches spread over `jobs` processes."""
+    """Bring every mixer to `count` schedules, in batches spread over `jobs` processes; `some` makes a batch of them."""
     for kind in kinds:
         starts = range(book.done(kind), count, BATCH)
         sizes = [min(BATCH, count - start) for start in starts]
         firsts = [book.first + start for start in starts]
         progress(kind, book.done(kind))
-        for size, found in zip(sizes, _batches(book.name, kind, firsts, sizes, jobs), strict=True):
+        batches = _batches(some or run_some, book.name, kind, firsts, sizes, jobs)
+        for size, found in zip(sizes, batches, strict=True):
             book.add(kind, size, found)
             progress(kind, book.done(kind))
 
 
 def _batches(
-    name: str, kind: str, firsts: Sequence[int], sizes: Sequence[int], jobs: int
+    some: Some, name: str, kind: str, firsts: Sequence[int], sizes: Sequence[int], jobs: int
 ) -> Iterator[dict[str, Any]]:
     """The outcome of each batch, in order."""
     if jobs <= 1:
-        yield from map(partial(run_some, name, kind), firsts, sizes)
+        yield from map(partial(some, name, kind), firsts, sizes)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(partial(run_some, name, kind), firsts, sizes)
+        yield from pool.map(partial(some, name, kind), firsts, sizes)

@@ -1,7 +1,7 @@
 """Programs for a scheduler's bookkeeping: random ones from a seed, and all small ones one by one.
 
-    from statescan.conformance.schedule_programs import check_many
-    check_many(0, 10_000)
+    statescan schedules --engine reference --count 10000
+    python -m statescan.conformance.schedule_programs
 
 A program is decided step by step on the reference's book, which says what may be done, and then tried on any engine
 (`statescan.conformance.schedules`): pieces, prefixes, drafts, pauses, evictions, off-loads, padding, a full cache, a
@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from statescan.conformance.compare import Verdict
-from statescan.conformance.schedules import PASS, try_engine
+from statescan.conformance.calls import Call
+from statescan.conformance.compare import Verdict, judge_reply
+from statescan.conformance.schedules import PASS, judge, try_engine
 from statescan.reference.host.requests import Book, Request, Sizes, run_program, run_step
 from statescan.spec.contract import CapacityError, PackingError
 
@@ -42,9 +43,9 @@ MOST_STEPS = 200
 class Decider:
     """Decides one random step after another, until every request has ended."""
 
-    def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed)
-        self.sizes = random_sizes(self.draw)
+    def __init__(self, seed: int, kind: str) -> None:
+        self.draw = random.Random(f"{kind} {seed}")
+        self.sizes = random_sizes(self.draw, kind)
         self.texts = random_texts(self.draw)
         self.prompts = {name: self.draw.randint(1, len(text)) for name, text in self.texts.items()}
         requests = {name: text[: self.prompts[name]] for name, text in self.texts.items()}
@@ -155,15 +156,15 @@ class Decider:
                 step["pause"].append(name)
 
 
-def random_sizes(draw: random.Random) -> Json:
-    """Sizes of an engine, small enough that everything runs out."""
+def random_sizes(draw: random.Random, kind: str) -> Json:
+    """Sizes of an engine for a kind of mixer, small enough that everything runs out."""
     block = draw.choice([0, 1, 2, 2, 3, 4])
     return {
         "slots": draw.randint(1, 4), "max_drafts": draw.randint(0, 3), "snapshots": draw.choice([None, 0, 1, 2, 6]),
         "chunk_size": draw.randint(1, 4), "d_conv": draw.randint(2, 4), "block_size": block,
         "places": draw.choice([0, 1, 2, 3, 5, 12]) if block else 0, "policy": draw.choice(["lru", "lru", "ref_zero"]),
         "alignment": draw.choice([1, 1, 2, block or 1]), "least_tokens": draw.randint(1, 2),
-        "num_householder": draw.randint(1, 3),
+        "num_householder": draw.randint(1, 3) if kind == "gdp" else 1,
     }  # fmt: skip
 
 
@@ -177,9 +178,9 @@ def random_texts(draw: random.Random) -> dict[str, list[int]]:
     return texts
 
 
-def random_schedule(seed: int) -> Schedule:
-    """One schedule; the same seed gives the same."""
-    return Decider(seed).run()
+def random_schedule(seed: int, kind: str = "gdp") -> Schedule:
+    """One schedule; the same seed and kind of mixer give the same."""
+    return Decider(seed, kind).run()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -349,18 +350,62 @@ def _moved(step: Json, name: str, i: int) -> Json:
 Engine = Callable[..., Any]
 
 
-def check_seed(seed: int, run: Engine = run_program) -> Verdict:
-    """One random schedule on an engine."""
-    return try_engine(run, *random_schedule(seed))
-
-
-def check_many(first: int, count: int, run: Engine = run_program) -> dict[str, Any]:
+def check_many(first: int, count: int, run: Engine = run_program, kind: str = "gdp") -> dict[str, Any]:
     """Random schedules on an engine: how many passed, and which failed and why."""
-    found: dict[str, Any] = {"passed": 0, "failed": []}
+    return _counted(first, count, lambda schedule: try_engine(run, *schedule), kind)
+
+
+def run_some(name: str, kind: str, first: int, count: int) -> dict[str, Any]:
+    """Random schedules on an implementation by the name of its adapter; the reference runs in this process."""
+    if name == "reference":
+        return _counted(first, count, lambda schedule: try_engine(run_program, *schedule), kind)
+    from statescan.conformance.replay_random import client_of  # another process is needed here alone
+
+    client = client_of(name)
+    if not any(claim["op"] == "engine.run" for claim in client.capabilities):
+        return {"passed": 0, "not_applicable": {"engine.run": count}, "failed": []}
+
+    def check(schedule: Schedule) -> Verdict:
+        reply = client.run(Call("engine.run", schedule._asdict(), {}), vector="random schedule")
+        return judge_reply(reply) or judge(*schedule, reply.value)
+
+    return _counted(first, count, check, kind)
+
+
+def _counted(first: int, count: int, check: Callable[[Schedule], Verdict], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"passed": 0, "not_applicable": {}, "failed": []}
     for seed in range(first, first + count):
-        verdict = check_seed(seed, run)
+        verdict = check(random_schedule(seed, kind))
         if verdict == PASS:
             found["passed"] += 1
         else:
-            found["failed"].append({"seed": seed, "status": verdict.status, "message": verdict.message[:500]})
+            one = {"seed": seed, "status": verdict.status, "message": verdict.message[:500]}
+            found["failed"].append(one if found["failed"] else one | {"smallest": smallest(seed, kind, check)})
     return found
+
+
+def smallest(seed: int, kind: str, check: Callable[[Schedule], Verdict]) -> Json:
+    """A failing schedule made small, as the `args` of an `engine.run` vector, ready to be kept."""
+    schedule = random_schedule(seed, kind)
+    wanted = check(schedule)
+
+    def fails(less: Schedule) -> bool:
+        told = check(less)
+        return (told.status, told.tensor) == (wanted.status, wanted.tensor)
+
+    return dict(shrink(schedule, fails)._asdict())
+
+
+def check_small(run: Engine = run_program, disturbances: int = 1) -> int:
+    """Every small program on an engine: how many there are; raises AssertionError at the first that fails."""
+    count = 0
+    for schedule in small_schedules(disturbances):
+        count += 1
+        verdict = try_engine(run, *schedule)
+        if verdict != PASS:
+            raise AssertionError(f"{verdict.message}: {schedule}")
+    return count
+
+
+if __name__ == "__main__":
+    print(f"all {check_small()} programs of two requests, with a pause or an eviction: as alone")

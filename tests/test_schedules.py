@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from statescan.conformance.cli import main
 from statescan.conformance.mutants.scheduler import FAULTS, build
-from statescan.conformance.schedule_programs import Schedule, check_many, random_schedule, shrink, small_schedules
+from statescan.conformance.replay_random import client_of
+from statescan.conformance.schedule_programs import Schedule, check_many, check_small, random_schedule, shrink
 from statescan.conformance.schedules import PASS, judge, try_engine
-from statescan.goldens.store import load_faults
+from statescan.goldens.store import load_faults, load_vectors
 from statescan.reference.host.requests import run_program
 
 
 def test_random_schedules_pass_on_the_reference() -> None:
-    assert check_many(0, 200) == {"passed": 200, "failed": []}
+    assert check_many(0, 200) == {"passed": 200, "not_applicable": {}, "failed": []}
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
@@ -44,11 +50,7 @@ def test_random_schedules_try_everything() -> None:
 
 def test_every_small_program_passes_on_the_reference() -> None:
     """Two requests with a block in common, every cut, order and batch; with a pause or eviction it is a command."""
-    count = 0
-    for schedule in small_schedules(0):
-        count += 1
-        assert try_engine(run_program, *schedule) == PASS, schedule
-    assert count == 240
+    assert check_small(disturbances=0) == 240
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4))
@@ -94,8 +96,12 @@ def runs_again(schedule: Schedule, step: int, name: str) -> bool:
     return False
 
 
+def rows_of(schedule: Schedule) -> int:
+    return sum(len(step.get("prefill", ())) + len(step.get("decode", ())) for step in schedule.program)
+
+
 def test_what_fails_is_made_small() -> None:
-    """A schedule that a faulty engine fails shrinks to two requests' worth of nothing else."""
+    """Of a schedule that a faulty engine fails at most two requests are left, and less than half of the rows."""
     run = build("skip-by-matched-blocks")["engine.run"]
 
     def fails(schedule: Schedule) -> bool:
@@ -106,7 +112,7 @@ def test_what_fails_is_made_small() -> None:
     assert fails(small)
     assert try_engine(run_program, *small) == PASS
     assert len(small.requests) <= 2
-    assert sum(len(step.get("prefill", ())) + len(step.get("decode", ())) for step in small.program) == 2
+    assert rows_of(small) < rows_of(found) / 2
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -116,7 +122,7 @@ def test_what_fails_is_made_small() -> None:
 
 def test_another_right_bookkeeper_passes() -> None:
     """Written apart, slots handed out in another order: what is judged is what the rules say, not how we do it."""
-    assert check_many(0, 100, build()["engine.run"]) == {"passed": 100, "failed": []}
+    assert check_many(0, 100, build()["engine.run"]) == {"passed": 100, "not_applicable": {}, "failed": []}
 
 
 schedule_of = lru_cache(maxsize=None)(random_schedule)
@@ -137,3 +143,62 @@ def test_random_schedules_find_every_faulty_bookkeeper_and_name_its_clause(fault
         if told[-1] in clause:
             return
     pytest.fail(f"{fault}: {set(told)}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A stranger's scheduler, by message
+# ---------------------------------------------------------------------------------------------------------------------
+
+CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def strangers_scheduler() -> str:
+    """The one of CONTRIBUTING.md."""
+    block = CONTRIBUTING.partition("# my_scheduler.py\n")[2].partition("    .venv/bin")[0]
+    return re.sub(r"^    ", "", block, flags=re.MULTILINE)
+
+
+def try_stranger(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    """A command on a file my_scheduler.py."""
+    (folder / "my_scheduler.py").write_text(code, "utf-8")
+    monkeypatch.chdir(folder)
+    client_of.cache_clear()  # the child of another test has imported another file
+    return CliRunner().invoke(main, [*words, "--out", "out"], env={"COLUMNS": "200"})
+
+
+def test_the_scheduler_of_a_page_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("schedules", "--engine", "my_scheduler:adapter", "--mixer", "gdn", "--count", "40")
+    done = try_stranger(strangers_scheduler(), tmp_path, monkeypatch, *words)
+    assert (done.exit_code, "40 as alone" in done.output) == (0, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "clause"),
+    [
+        ("done[name] = 0 if word == \"evict\" else done[name]", "pass", "LIFE-3"),
+        ("free.append(slot.pop(name))", "free += [slot[name], slot.pop(name)]", "LIFE-6"),
+        ("\"accept\": accept", "\"accept\": 0", "SPEC-3"),
+        ("done[name] += 1 + accept", "done[name] += 1", "CONT-1"),
+    ],
+)  # fmt: skip
+def test_and_a_fault_in_it_is_told_with_its_clause_and_made_small(
+    right: str, wrong: str, clause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = strangers_scheduler()
+    assert right in code
+    words = ("schedules", "--engine", "my_scheduler:adapter", "--mixer", "kda", "--count", "25")
+    done = try_stranger(code.replace(right, wrong), tmp_path, monkeypatch, *words)
+    assert done.exit_code == 1
+    assert f"({clause})" in done.output
+    failed = json.loads((tmp_path / "out").read_text("utf-8"))["mixers"]["kda"]["failed"]
+    assert len(failed[0]["smallest"]["requests"]) <= 2
+
+
+def test_it_runs_the_vectors_of_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = try_stranger(strangers_scheduler(), tmp_path, monkeypatch, "run", "--impl", "my_scheduler:adapter",
+                        "--only", "engine-*")  # fmt: skip
+    (run,) = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))["runs"]
+    exact = {key for key, vector in load_vectors().items() if key.startswith("engine-") and vector["class"] == "exact"}
+    status = {row["vector"]: row["status"] for row in run["results"]}
+    assert {status[key] for key in exact} == {"pass"}, done.output
+    assert len(exact) > 30
