@@ -22,6 +22,7 @@ from statescan.conformance.compare import (
 from statescan.conformance.lifts import Story, fit_limits, stretches
 from statescan.conformance.schedules import judge as judge_schedule
 from statescan.goldens.generator import values
+from statescan.goldens.store import FormatError
 from statescan.goldens.tensors import NAMES, decode, load_blob, narrow
 from statescan.spec.contract import FLOAT_TYPES, OPERAND_BITS, OPERATIONS
 
@@ -76,6 +77,14 @@ def tell(vector: Vector, corpus: Mapping[str, Vector]) -> Story:
     grad = _gradient(vector.get("grad"), seed)
     args = {**source.get("args", {}), **vector.get("args", {})}
     return Story(vector["op"], args, tensors, expect, grad, vector.get("installed", {}))
+
+
+def tell_outside(vector: Vector, corpus: Mapping[str, Vector]) -> Story:
+    """The story of a vector that someone else wrote; FormatError where its numbers make none."""
+    try:
+        return tell(vector, corpus)
+    except (ValueError, ArithmeticError, LookupError, TypeError, OSError) as error:
+        raise FormatError(f"{vector['id']}: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def prepare(vector: Vector, corpus: Mapping[str, Vector], claims: Sequence[Capability]) -> Case | Missing:

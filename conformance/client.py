@@ -133,8 +133,7 @@ class Client:
             }, HELLO_SECONDS)  # fmt: skip
             if self.hello["ok"]:
                 self.capabilities = self._ask({"cmd": "capabilities"}, HELLO_SECONDS)["capabilities"]
-                check_claims(self.capabilities, "capabilities")
-        except (TimeoutError, KeyError, FormatError) as error:
+        except (TimeoutError, KeyError) as error:
             raise ProtocolError(f"no hello from {shlex.join(self.command)}: {error!r}; {self._log_tail()}") from error
         except ProtocolError as error:
             raise ProtocolError(f"{error}; {self._log_tail()}") from error
@@ -146,15 +145,7 @@ class Client:
         self._next += 1
         deadline = time.monotonic() + seconds
         self._send(json.dumps({"id": self._next, **message}, separators=(",", ":")).encode() + b"\n", deadline)
-        line = self._line(deadline)
-        try:
-            answer = parse_json(line, "reply")
-            check_schema("message", answer, "reply")
-        except FormatError as error:
-            raise ProtocolError(f"not an answer: {line[:200]!r} ({error})") from error
-        if answer["id"] != self._next:
-            raise ProtocolError(f"answer to message {answer['id']}, {self._next} was asked")
-        return dict(answer)
+        return answer_in(self._line(deadline), self._next)
 
     def _send(self, line: bytes, deadline: float) -> None:
         """Hand a line over; a child that does not read it in time is late."""
@@ -217,6 +208,19 @@ class Client:
         size = self._log.tell()
         self._log.seek(max(0, size - 1500))
         return self._log.read().decode("utf-8", "replace").strip()[-600:]
+
+
+def answer_in(line: bytes, number: int) -> Message:
+    """The answer to message `number` in a line from outside; ProtocolError where it is none."""
+    try:
+        answer = parse_json(line, "reply")
+        check_schema("message", answer, "reply")
+        check_claims(answer.get("capabilities", []), "reply")
+    except FormatError as error:
+        raise ProtocolError(f"not an answer: {line[:200]!r} ({error})") from error
+    if answer["id"] != number:
+        raise ProtocolError(f"answer to message {answer['id']}, {number} was asked")
+    return dict(answer)
 
 
 def tensors_of(call: Call) -> dict[str, Array]:

@@ -160,7 +160,7 @@ def replay_one(
     if small is None:
         say("    the implementation is right on this call now: what was wrong is not in its arguments")
         sys.exit(1)
-    faults = replay_call.candidates(small.piece, small.reply, judged)
+    faults = replay_call.candidates(small.piece, small.reply, judged, "" if name else small.verdict.tensor)
     say(f"    looks like: {', '.join(faults) or 'no known fault'}")
     sizes = ", ".join(f"{letter} {n}" for letter, n in small.size.items())
     still = "still wrong" if name else "wrong in the record"

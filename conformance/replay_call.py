@@ -18,7 +18,7 @@ import numpy as np
 from statescan.conformance.adapter import Adapter
 from statescan.conformance.calls import Array, Call, Reply, in_place, plan_results
 from statescan.conformance.compare import Expected, Precision, Verdict, judge, judge_reply, scores
-from statescan.conformance.cut import HEADS, Piece, cut, cut_heads, letters, offsets, sizes
+from statescan.conformance.cut import HEADS, Piece, cut, cut_heads, letters, live_slots, offsets, sizes
 from statescan.conformance.expect import expected, quick, truth
 from statescan.conformance.invoke import invoke, isolated
 from statescan.conformance.mutants import faults_of, mutant
@@ -45,7 +45,10 @@ class Judged:
 
 
 def judge_recorded(recorded: Recorded, operand: str = "", seconds: float = SECONDS) -> Judged:
-    """The verdict on a recorded call; `operand` is the class in which the implementation forms matrix operands."""
+    """The verdict on a recorded call; `operand` is the class in which the implementation forms matrix operands.
+
+    Below 0 `seconds` the rough bound alone is asked.
+    """
     call, reply = _washed(recorded.call), recorded.reply
     piece = Piece(call.op, call.args, call.tensors, reply.outputs)
     pools = [NAMES[call.tensors[name].dtype] for name in in_place(call.op, call.tensors)]
@@ -59,7 +62,7 @@ def judge_recorded(recorded: Recorded, operand: str = "", seconds: float = SECON
     if recorded.others and right.status == "ok":
         said = f"slots {', '.join(map(str, recorded.others[:8]))} changed, and the call names none of them"
         verdict = Verdict("fail.touched", said, "pool", {"slot": recorded.others[0]})
-    if right.status == "rejected" or (verdict.status not in ("pass", "fail.value")):
+    if right.status == "rejected" or verdict.status not in ("pass", "fail.value") or seconds < 0:
         return replace(judged, verdict=verdict)
     worst, places = Verdict("pass", score=0.0), 0
     started = time.monotonic()
@@ -221,11 +224,10 @@ def _confirm(
 
 def around(piece: Piece, name: str, index: tuple[int, ...]) -> Piece:
     """The row and head of one place, and of a result no token behind it."""
-    place = dict(zip(letters(piece, name, np.empty(tuple(i + 1 for i in index))), index, strict=False))
-    if name in piece.tensors or name in piece.outputs:
-        array = piece.outputs.get(name, piece.tensors.get(name))
-        assert array is not None
-        place = dict(zip(letters(piece, name, array), index, strict=False))
+    array = piece.outputs.get(name, piece.tensors.get(name))
+    if array is None:  # a result that did not come with the piece
+        array = np.broadcast_to(np.int8(0), tuple(i + 1 for i in index))
+    place = dict(zip(letters(piece, name, array), index, strict=False))
     part = one_head(piece, place)
     row = _row_of(piece, place)
     if "T" in place and "T" in sizes(piece):
@@ -239,6 +241,8 @@ def around(piece: Piece, name: str, index: tuple[int, ...]) -> Piece:
             part = cut(part, "J", range(place["J"] + 1))
     if "batch" in place:
         part = cut(part, "batch", [place["batch"]])
+    if "slots" in sizes(part):  # those of other rows changed rightly
+        part = cut(part, "slots", live_slots(part))
     return part
 
 
@@ -272,8 +276,8 @@ def _row_of(piece: Piece, place: Mapping[str, int]) -> int | None:
     return None
 
 
-def candidates(piece: Piece, reply: Reply, judged: Judged, seconds: float = 20.0) -> list[str]:
-    """Known faults whose models give what came back, the nearest first, three at most."""
+def candidates(piece: Piece, reply: Reply, judged: Judged, only: str = "", seconds: float = 20.0) -> list[str]:
+    """Known faults whose models give what came back (of one tensor, where `only` names it), the nearest first."""
     deadline, found = time.monotonic() + seconds, []
     call = call_of(piece, judged.types)
     for fault in faults_of(piece.op):
@@ -283,16 +287,19 @@ def candidates(piece: Piece, reply: Reply, judged: Judged, seconds: float = 20.0
         model.op(piece.op)(mutant(fault)[piece.op])
         with quick(), np.errstate(all="ignore"):
             wrong = invoke(model, isolated(call))
-        verdict = compare(piece, reply, wrong, judged.precision, judged.types) if wrong.status == "ok" else None
-        if verdict is not None and verdict.passed and _differs(reply, wrong, call):
+        if wrong.status != "ok":
+            continue
+        verdict = compare(piece, reply, wrong, judged.precision, judged.types, only=only)
+        if verdict.passed and _differs(reply, wrong, call, only):
             found.append((verdict.score or 0.0, fault))
     return [fault for _, fault in sorted(found)[:3]]
 
 
-def _differs(reply: Reply, wrong: Reply, call: Call) -> bool:
+def _differs(reply: Reply, wrong: Reply, call: Call, only: str) -> bool:
     """Whether a model is nearer to what came back than to what had to."""
     right = truth(call)
     keys = [plan.name for plan in call.results] + [f"after.{name}" for name in in_place(call.op, call.tensors)]
+    keys = [key for key in keys if key.removeprefix("after.") == only] if only else keys
 
     def apart(one: Reply, other: Reply) -> float:
         pairs = [(one.outputs[k].astype(float), other.outputs[k].astype(float)) for k in keys

@@ -122,7 +122,7 @@ def _delta_probes() -> list[Probe]:
     names = ("gated_delta_rule", "gated_delta_product", "kimi_delta_attention")
     every = [f"{name}{kind}" for name in names for kind in ("", "_prefill", "_update")]
     return [*(_delta_state(op) for op in every), *(_delta_write(op) for op in every),
-            *(_delta_heads(name) for name in names), _copies_probe(), _channels_probe()]  # fmt: skip
+            *(_delta_heads(op) for op in every), _copies_probe(), _channels_probe()]  # fmt: skip
 
 
 def _delta_inputs(op: str, heads: int, values: int, **given: Sequence[float]) -> dict[str, Any]:
@@ -173,7 +173,8 @@ def _delta_heads(op: str) -> Probe:
     inputs = {**_delta_inputs(op, 2, 4, q=[1, 0, 0, 1]), **_entering(op, state, [4, 2, 2])}
     right = _tensor("bf16", [1, 1, 4, 2], [1, 0, 2, 0, 30, 0, 40, 0])
     tiled = "your heads look tiled: value head h uses key head h // (HV / H) (GDN-5)"
-    vector = _matrix_vector(op, {"scale": 1}, ["heads.gva"], inputs, o=right)
+    after = _pool(op, state, [4, 2, 2])
+    vector = _matrix_vector(op, {"scale": 1}, ["heads.gva"], inputs, o=right, **after)
     return Probe(vector, "o", [([1.0, 20, 3, 40], tiled)], _heads)
 
 
@@ -204,7 +205,8 @@ def _channels_probe() -> Probe:
 
 def _ssd_probes() -> list[Probe]:
     every = [f"ssd{kind}" for kind in ("", "_prefill", "_update")]
-    return [*(_ssd_state(op) for op in every), *(_ssd_step(op) for op in every), _ssd_groups()]
+    return [*(_ssd_state(op) for op in every), *(_ssd_step(op) for op in every),
+            *(_ssd_groups(op) for op in every)]  # fmt: skip
 
 
 def _ssd_inputs(heads: int, groups: int, **given: Sequence[float]) -> dict[str, Any]:
@@ -237,13 +239,14 @@ def _ssd_step(op: str) -> Probe:
     return Probe(_matrix_vector(op, {"dt_softplus": False}, [], inputs, y=right, **after), "y", wrong, _values)
 
 
-def _ssd_groups() -> Probe:
+def _ssd_groups(op: str) -> Probe:
     """Four heads over two groups, each with a state of its own."""
     state = [x for head in range(1, 5) for x in (head, 10 * head, 0, 0)]
-    inputs = {**_ssd_inputs(4, 2, C=[1, 0, 0, 1]), **_entering("ssd", state, [4, 2, 2])}
+    inputs = {**_ssd_inputs(4, 2, C=[1, 0, 0, 1]), **_entering(op, state, [4, 2, 2])}
     right = _tensor("bf16", [1, 1, 4, 2], [1, 0, 2, 0, 30, 0, 40, 0])
     tiled = "your groups look tiled: head h uses group h // (H / G) (SSD-5)"
-    vector = _matrix_vector("ssd", {"dt_softplus": False}, ["groups"], inputs, y=right)
+    after = _pool(op, state, [4, 2, 2])
+    vector = _matrix_vector(op, {"dt_softplus": False}, ["groups"], inputs, y=right, **after)
     return Probe(vector, "y", [([1.0, 20, 3, 40], tiled)], _heads)
 
 
