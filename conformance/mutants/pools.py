@@ -1,7 +1,7 @@
 """What goes wrong with pools whatever the recurrence, around the models of all operations that have one.
 
-Slots found with offsets of 32 bits (MEM-4), states stored in another type than the pool's (DET-4), contents that are not
-checked although that is asked for (ERR-4).
+Slots found with offsets of 32 bits (MEM-4), states stored in another type than the pool's (DET-4), contents that are
+not checked although that is asked for (ERR-4).
 """
 
 from __future__ import annotations
