@@ -7,6 +7,8 @@ from typing import Any
 
 from statescan.goldens.store import FormatError
 
+_WORDED = ("kind", "activation", "bare", "dt_softplus")
+"""What a mixer's description says in words; everything else of it that a claim may bound is a number."""
 _BOUNDS = ("min", "max", "multiple")
 
 
@@ -22,8 +24,9 @@ def check_claims(claims: Sequence[Mapping[str, Any]], where: str) -> None:
             elif isinstance(limit, Mapping):
                 right = all(key in _BOUNDS and _size(n) for key, n in limit.items()) and limit.get("multiple", 1) > 0
             else:
-                right = isinstance(limit, list) and all(isinstance(n, (str, bool, float)) or n is None or _size(n)
-                                                        for n in limit)  # fmt: skip
+                right = isinstance(limit, list) and all(
+                    _size(n) or (name in _WORDED and (n is None or isinstance(n, (str, bool)))) for n in limit
+                )
             if not right:
                 raise FormatError(
                     f"{where}: {claim['op']}: limits: {name!r:.40}: {limit!r:.80}: a list of sizes or words, an object "

@@ -19,7 +19,7 @@ from typing import Any
 from statescan import __version__
 from statescan.conformance.calls import Array, Call, Reply
 from statescan.conformance.claims import check_claims
-from statescan.conformance.transport import take_tensors, write_blank, write_inputs
+from statescan.conformance.transport import blanks, take_tensors, write_blank, write_inputs
 from statescan.goldens.store import FormatError, check_schema, parse_json
 from statescan.spec.contract import RULES_VERSION
 
@@ -84,7 +84,7 @@ class Client:
         try:
             inputs = write_inputs(self.folder, f"{number}.in", tensors_of(call))
             outputs = write_blank(self.folder, f"{number}.out", call.results, call.tensors)
-            size = (self.folder / f"{number}.out").stat().st_size
+            made = blanks(self.folder, f"{number}.out")
         except OSError as error:  # the child has the folder in hand too
             self._kill()
             return Reply("protocol", message=f"the scratch folder: {error}")
@@ -97,7 +97,7 @@ class Client:
         except ProtocolError as error:
             return self._died(str(error))
         try:
-            written = take_tensors(self.folder, f"{number}.out", outputs, size)
+            written = take_tensors(self.folder, f"{number}.out", outputs, made)
         except FormatError as error:
             self._kill()
             return Reply("protocol", message=str(error))

@@ -132,8 +132,9 @@ def _touched(call: Call, reply: Reply, expected: Mapping[str, Expected], _: Prec
         bad = differs(after, array, "bits")
         if want is not None:
             bad[... if want.bits_outside is None else list(want.bits_outside)] = False
-        if bad.any():
-            return _fail("fail.touched", call, name, bad, after, array)
+        if bad.any():  # an input that did not come back at all was not written either
+            status = "fail.unwritten" if is_blank(after)[bad].all() else "fail.touched"
+            return _fail(status, call, name, bad, after, array)
         if _gap_written(array, after):
             return Verdict("fail.touched", f"{name}: memory between its strides was written", name)
     return Verdict("pass")

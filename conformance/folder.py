@@ -12,6 +12,7 @@ the blanks and the answers alone.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from statescan.conformance.client import message_of, reply_of, tensors_of
 from statescan.conformance.compare import Verdict
 from statescan.conformance.runner import Result, result
 from statescan.conformance.traces import is_trace
-from statescan.conformance.transport import take_tensors, write_blank, write_inputs
+from statescan.conformance.transport import blanks, take_tensors, write_blank, write_inputs
 from statescan.conformance.untrusted import read_file, write_file
 from statescan.goldens.store import FormatError, check_schema, parse_json
 
@@ -134,20 +135,18 @@ def _reply(folder: Path, number: int, call: Call, answers: Mapping[int, Mapping[
     """The reply to one call: the answer, and the blanks as they lie in the folder."""
     if number not in answers:
         return Reply("protocol", message=f"call {number} is not answered")
-    outputs, size = plan_blank(call)
+    outputs, made = plan_blank(call)
     try:
-        return reply_of(answers[number], take_tensors(folder, f"{number:06d}.out", outputs, size))
+        return reply_of(answers[number], take_tensors(folder, f"{number:06d}.out", outputs, made))
     except FormatError as error:
         return Reply("protocol", message=str(error))
 
 
-def plan_blank(call: Call) -> tuple[list[dict[str, Any]], int]:
-    """Where the tensors of a call's blanks lie, and the size of their file."""
-    import tempfile
-
+def plan_blank(call: Call) -> tuple[list[dict[str, Any]], tuple[int, bytes]]:
+    """Where the tensors of a call's blanks lie, and what of their file may not change."""
     with tempfile.TemporaryDirectory(prefix="statescan-") as folder:
         rows = write_blank(Path(folder), "000000.out", call.results, call.tensors)
-        return rows, (Path(folder) / "000000.out").stat().st_size
+        return rows, blanks(Path(folder), "000000.out")
 
 
 def _write(folder: Path, number: int, call: Call) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

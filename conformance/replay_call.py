@@ -9,7 +9,7 @@ just these decide, by the numeric score of the suite. Imports the reference, so 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from statescan.conformance.compare import Expected, Precision, Verdict, judge, j
 from statescan.conformance.cut import HEADS, Piece, cut, cut_heads, letters, live_slots, offsets, sizes
 from statescan.conformance.expect import expected, quick, truth
 from statescan.conformance.invoke import invoke, isolated
-from statescan.conformance.mutants import faults_of, mutant
+from statescan.conformance.mutants import PARTS, faults_of
 from statescan.conformance.recorded import Recorded
 from statescan.goldens.store import FormatError
 from statescan.goldens.tensors import NAMES
@@ -284,7 +284,7 @@ def candidates(piece: Piece, reply: Reply, judged: Judged, only: str = "", secon
         if time.monotonic() > deadline:
             break
         model = Adapter(fault)
-        model.op(piece.op)(mutant(fault)[piece.op])
+        model.op(piece.op)(_model(fault, piece.op))
         with quick(), np.errstate(all="ignore"):
             wrong = invoke(model, isolated(call))
         if wrong.status != "ok":
@@ -293,6 +293,11 @@ def candidates(piece: Piece, reply: Reply, judged: Judged, only: str = "", secon
         if verdict.passed and _differs(reply, wrong, call, only):
             found.append((verdict.score or 0.0, fault))
     return [fault for _, fault in sorted(found)[:3]]
+
+
+def _model(fault: str, op: str) -> Callable[..., Any]:
+    """The operation with a fault, from the first part that knows both; the others need not be built."""
+    return next(built[op] for part in PARTS if fault in part.faults for built in [part.build(fault)] if op in built)
 
 
 def _differs(reply: Reply, wrong: Reply, call: Call, only: str) -> bool:

@@ -70,11 +70,24 @@ def open_tensors(folder: Path, name: str, described: Iterable[Described], writab
     return {row["name"]: _view(raw, row) for row in described}
 
 
-def take_tensors(folder: Path, name: str, described: Iterable[Described], size: int) -> dict[str, Array]:
-    """The tensors of a file that someone else had in hand, in memory of our own; its size must not have changed."""
+def blanks(folder: Path, name: str) -> tuple[int, bytes]:
+    """What may not change of a file of blanks: its size, and what stands before its first tensor."""
+    with (folder / name).open("rb") as file:
+        head = file.read(8)
+        return os.fstat(file.fileno()).st_size, head + file.read(int.from_bytes(head, "little"))
+
+
+def take_tensors(
+    folder: Path, name: str, described: Iterable[Described], made: tuple[int, bytes]
+) -> dict[str, Array]:
+    """The tensors of a file that someone else had in hand, in memory of our own; `made` is what `blanks` told of it."""
     if not FILE_NAME.fullmatch(name):
         raise FormatError(f"file name {name!r}: six digits and .in or .out")
-    raw = np.frombuffer(read_file(folder, name, size=size, most=size), np.uint8)
+    size, head = made
+    data = read_file(folder, name, size=size, most=size)
+    if data[: len(head)] != head:
+        raise FormatError(f"{name} was written before its first tensor, as an index below 0 would do (SLOT-2)")
+    raw = np.frombuffer(data, np.uint8)
     return {row["name"]: _view(raw, row) for row in described}
 
 
