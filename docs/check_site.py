@@ -1,9 +1,9 @@
 """Look at the built site with a browser: `python docs/check_site.py [--every N] [--shots FOLDER]` after `make docs`.
 
-Chromium is driven through chromedriver's own protocol (both from Debian's packages `chromium` and `chromium-driver`;
-no Python package). On every page, or every Nth of the generated ones: no error on the console, no request to another
-host, nothing wider than the screen, formulas set, figures drawn, and the stepper steps by key and finds what it expects.
-On a few pages: contrast in both colour schemes, a narrow screen, a vector from a file, and what the search answers. Internal
+Chromium is driven through chromedriver's own protocol (Debian's packages `chromium` and `chromium-driver`, no Python
+package). On every page, or every Nth of the generated ones: no error on the console, no request to another host,
+nothing wider than the screen, formulas set, figures drawn, the stepper steps by key and finds what it expects. On a few
+pages: contrast in both colour schemes, a narrow screen, a vector from a file, and what the search answers. Internal
 links and their targets are read from the files. Exit code 1 with a line for each thing that is wrong.
 """
 
@@ -108,7 +108,7 @@ class Browser:
                 "disable-background-networking disable-component-update"
         words = [f"--{flag}" for flag in flags.split()]
         words += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--user-data-dir={self.profile}"]
-        asked = {"browserName": "chrome", "goog:chromeOptions": {"args": words}, "goog:loggingPrefs": {"browser": "ALL"}}
+        asked = {"goog:chromeOptions": {"args": words}, "goog:loggingPrefs": {"browser": "ALL"}}
         session = self.call("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
         self.base += f"/session/{session['sessionId']}"
 
