@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import doctest
-import io
 import json
 import re
 import runpy
-import tokenize
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +13,8 @@ from types import ModuleType
 import pytest
 
 from statescan.conformance.mutants import FAULTS
-from statescan.spec import clauses, figures, notation
+from statescan.spec import claims, clauses, figures, notation
+from statescan.spec.claims import NUMBER, missing_numbers, numbers_of_code
 from statescan.spec.clauses import (
     LEVELS,
     OBSERVABLES,
@@ -32,7 +30,6 @@ from statescan.spec.figures import chunk_grid, committed, conv_window, decay_map
 
 ROOT = Path(__file__).parent.parent
 KEYWORD = re.compile(rf"\b(?:{'|'.join(LEVELS)})\b")
-NUMBER = re.compile(r"(?<![\w.-])(?:nan\b|\d+x\d+|-?\d+(?:\.\d+)*)", re.IGNORECASE)
 CLAUSES_HERE = parse_chapters()
 
 
@@ -45,7 +42,7 @@ def test_chapter_runs(chapter: str) -> None:
     runpy.run_path(str(files("statescan.spec").joinpath(chapter)))
 
 
-@pytest.mark.parametrize("module", [clauses, figures, notation], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [claims, clauses, figures, notation], ids=lambda module: module.__name__)
 def test_docstrings_show_what_happens(module: ModuleType) -> None:
     failed, tried = doctest.testmod(module)
     assert tried
@@ -164,28 +161,6 @@ def test_applies_names_operations_only() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Numbers
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def numbers_of_code(code: str) -> list[str]:
-    """Every number of a cell in order, those in strings included and those in comments left out."""
-    parts = [
-        "nan" if token.string == "NAN" else token.string
-        for token in tokenize.generate_tokens(io.StringIO(code + "\n").readline)
-        if token.type != tokenize.COMMENT
-    ]
-    joined = re.sub(r"(^|[=(\[,:]|\b(?:in|return)) - (?=\d)", r"\1 -", " ".join(parts))
-    return [number.lower() for number in NUMBER.findall(joined)]
-
-
-def missing_numbers(text: str, code: str) -> Iterator[str]:
-    """Pieces of a text whose numbers do not stand in the code; those of a code span in its order, without a gap."""
-    found = " ".join(["", *numbers_of_code(code), ""])
-    for n, piece in enumerate(text.split("`")):
-        in_span = n % 2 == 1
-        wanted = NUMBER.findall(piece)
-        for group in [wanted] if in_span else [[number] for number in wanted]:
-            if group and " ".join(["", *group, ""]).lower() not in found:
-                yield piece if in_span else group[0]
 
 
 @pytest.mark.parametrize("clause", CLAUSES_HERE.values(), ids=CLAUSES_HERE)
