@@ -4,7 +4,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 JOBS   ?= 2
 
-.PHONY: conformance test peers docs lint regen schedules bench gpu clean
+.PHONY: conformance test peers docs docs-check lint regen schedules bench gpu clean
 
 conformance: $(VENV)/.stamp peers
 	@$(PY) -m statescan.conformance run --all --profile quick
@@ -28,6 +28,10 @@ peers: $(VENV)/.stamp
 docs: $(VENV)/.stamp
 	@$(VENV)/bin/sphinx-build -q -W --keep-going -c docs spec docs/_build/html
 	@echo 'site: docs/_build/html/index.html'
+
+# With Debian's chromium and chromium-driver: every page of the built site in a browser.
+docs-check: docs
+	@$(PY) docs/check_site.py $(if $(EVERY),--every $(EVERY))
 
 lint: $(VENV)/.stamp
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/mypy
