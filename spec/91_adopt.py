@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Tutorial: the suite on your code, in ten minutes
+# # The suite on your code, in ten minutes
 #
 # You have kernels; the suite has vectors. An adapter shows the suite your kernels under the names of the
 # [operation table](00_guide.py), and says what they can do. What it does not claim is left out, and told.
@@ -60,7 +60,7 @@ def conv(x, weight, bias=None, seq_idx=None, cu_seqlens=None, initial_windows=No
         y[:, back:] += x[:, : x.shape[1] - back] * weight[:, j]
     return y, None
 '''
-(HERE / "mine.py").write_text(ADAPTER)
+_ = (HERE / "mine.py").write_text(ADAPTER)
 
 # %% [markdown]
 # ## Mended

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Tutorial: why does my kernel fail PACK-6?
+# # Why does my kernel fail PACK-6?
 #
 # A failure is read from the outside in: the clause says what was promised, the vector what was asked, the first bad
 # place where it went wrong, and the known faults what usually does this.

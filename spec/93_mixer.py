@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Tutorial: add a mixer
+# # Add a mixer
 #
 # A mixer for a serving engine is two functions, the hooks. `ssm_decode` gets a few tokens of every decoding request,
 # `ssm_prefill` pieces of prompts laid end to end; both are given the pools of all slots, and leave in a slot what its

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Tutorial: serve with pieces, a prefix cache and drafts
+# # Serve with pieces, a prefix cache and drafts
 #
 # One engine's day on three slots, by hand, with the reference's hooks: a prompt in pieces, a second request that finds
 # the first one's prefix, and drafts that are half right. The mixer counts in digits: token `d` enters as 100 d + 10
