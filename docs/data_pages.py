@@ -219,7 +219,7 @@ def templates(site: Site) -> Environment:
 
 def collect(app: Sphinx) -> Iterator[Page]:
     """Render every page, and tell the search its title and words."""
-    if app.builder.format != "html":
+    if app.builder.format != "html" or not app.config.data_pages:
         return
     site = Site()
     environment = templates(site)
@@ -250,5 +250,6 @@ def feed(app: Sphinx, name: str, title: str, words: str) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_config_value("data_pages", True, "html", bool)
     app.connect("html-collect-pages", collect)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
