@@ -4,7 +4,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 JOBS   ?= 2
 
-.PHONY: conformance test peers docs docs-check lint regen schedules bench gpu clean
+.PHONY: conformance test peers docs docs-check lint regen schedules real-models bench gpu clean
 
 conformance: $(VENV)/.stamp peers
 	@$(PY) -m statescan.conformance run --all --profile quick
@@ -45,6 +45,10 @@ schedules: $(VENV)/.stamp
 	@$(PY) -m statescan.conformance schedules --engine reference --mixer all --count $(or $(COUNT),10000) --jobs $(JOBS)
 	@$(PY) -m statescan.conformance.schedule_programs
 	@$(PY) -m statescan.conformance schedules --mixer all --count $(or $(COUNT),10000) --jobs $(JOBS)
+
+# Public architectures of the transformers package with our mixers in the place of their own, at a small size.
+real-models: $(VENV)/.stamp peers
+	@$(PY) -W ignore tests/real_models/check.py $(if $(JSON),--json $(JSON))
 
 # On a machine with a GPU: what WHAT="conv prefill" or the like names, or everything.
 bench: $(VENV)/.stamp

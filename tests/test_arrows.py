@@ -23,6 +23,7 @@ ARROWS = [
     ("conformance.mutants", ("spec.contract", "reference", "conformance.mutants")),
     ("conformance.oracle", ("spec.contract", "reference", "goldens", "conformance")),
     ("conformance.replay_program", ("spec.contract", "reference", "goldens", "conformance")),
+    ("conformance.generated_mutants", ("spec.contract", "reference", "goldens", "conformance")),
     ("conformance.replay_random", ("spec.contract", "reference", "goldens", "conformance")),
     ("conformance.expect", ("spec.contract", "reference.functions", "goldens", "conformance")),
     ("conformance.schedule_programs", ("spec.contract", "reference.host", "conformance")),

@@ -15,8 +15,8 @@ def reproduce() -> tuple[Any, Any]:
     model.rotary_emb.register_forward_pre_hook(
         lambda module, args, given: found.append(given["position_ids"][0].tolist()), with_kwargs=True
     )
-    for piece in torch.tensor([[1, 2, 3, 4, 5]]).split([3, 2], 1):
-        model(piece, cache=cache, use_cache=True)
+    for piece in ([[1, 2, 3]], [[4, 5]]):
+        model(torch.tensor(piece), cache=cache, use_cache=True)
     expected = [[0, 1, 2], [3, 4]]
     return expected, found
 
