@@ -113,7 +113,8 @@ def badge(run: Mapping[str, Any]) -> dict[str, Any]:
     """What a badge says, as https://shields.io/badges/endpoint-badge wants it."""
     judged = [row["status"] for row in run["results"] if row["status"] not in NOT_JUDGED]
     passed, wrong = judged.count("pass"), sum(failed(status) for status in judged)
-    if run["state"] != "ran":
-        return {"schemaVersion": 1, "label": "statescan", "message": run["state"], "color": "lightgrey"}
+    if run["state"] != "ran" or not judged:
+        said = run["state"] if run["state"] != "ran" else "nothing judged"
+        return {"schemaVersion": 1, "label": "statescan", "message": said, "color": "lightgrey"}
     colour = "red" if wrong else "yellow" if XFAIL in judged else "brightgreen"
     return {"schemaVersion": 1, "label": "statescan", "message": f"{passed} of {len(judged)}", "color": colour}

@@ -38,6 +38,7 @@ from statescan.conformance.client import ProtocolError, answer_in, reply_of
 from statescan.conformance.record import record
 from statescan.conformance.replay_call import judge_recorded
 from statescan.conformance.traces import is_trace, prepare_trace
+from statescan.conformance.untrusted import write_file
 from statescan.goldens.store import FormatError, load_corpus, load_vector
 from statescan.spec.contract import RULES_VERSION
 
@@ -127,10 +128,10 @@ def targets(seeds: Path) -> dict[str, Target]:
     small = [v for v in corpus.values()
              if not is_trace(v) and sum(_size(s) for s in v.get("inputs", {}).values()) < 100]  # fmt: skip
     traces = [v for v in corpus.values() if is_trace(v)][:3]
-    claims = [{"op": v["op"], "features": list(ALL_FEATURES), "dtypes": [{"x": "f32"}], "operand": "f32",
+    claims = [{"op": v["op"], "features": v["needs"]["features"], "dtypes": [{"x": "f32"}], "operand": "f32",
                "state_layout": ["KV"], "limits": {"K": [2, 4], "C": {"min": 1, "max": 8, "multiple": 2}, "chunk": 4}}
-              for v in small[:12]]  # fmt: skip
-    claims += [{"op": "ssm_decode", "features": list(ALL_FEATURES),
+              for v in small[::80]]  # fmt: skip
+    claims += [{"op": "ssm_decode", "features": ["slot.pool"],
                 "limits": {"kind": ["gdn"], "key_dim": {"max": 64}}}]  # fmt: skip
     answers = [
         {"id": 1, "ok": True, "protocol": "statescan/1", "name": "x", "version": "1", "device": "cpu", "info": {}},
@@ -143,9 +144,10 @@ def targets(seeds: Path) -> dict[str, Target]:
     def replies(place: Path, rng: random.Random) -> None:
         answer = answer_in(text_of(edited(rng.choice(answers), rng), rng), 1)
         reply_of(answer)
-        for vector in rng.sample(small, 2):
-            prepare(vector, corpus, answer.get("capabilities", []))
-        prepare_trace(rng.choice(traces), corpus, answer.get("capabilities", []))
+        if answer.get("capabilities"):
+            wanted = [v for v in small if v["op"] in {claim["op"] for claim in answer["capabilities"]}] or small
+            prepare(rng.choice(wanted), corpus, answer["capabilities"])
+            prepare_trace(rng.choice(traces), corpus, answer["capabilities"])
 
     def dump(place: Path, rng: random.Random) -> None:
         said, tensors = rng.choice(dumps)
@@ -181,15 +183,18 @@ def targets(seeds: Path) -> dict[str, Target]:
             kind = rng.randrange(7)
             if kind == 0:
                 _replace(path, rng)
-            elif name.endswith(".json"):
-                path.write_bytes(text_of(edited(json.loads(folders[name]), rng), rng))
+                continue
+            if name.endswith(".json"):
+                data = text_of(edited(json.loads(folders[name]), rng), rng)
             elif name.endswith(".jsonl"):
                 lines = folders[name].splitlines()
                 spot = rng.randrange(len(lines))
                 lines[spot] = text_of(edited(json.loads(lines[spot]), rng), rng)
-                path.write_bytes(b"\n".join(lines))
+                data = b"\n".join(lines)
             else:
-                path.write_bytes(scrambled(folders[name], rng))
+                data = scrambled(folders[name], rng)
+            if not path.is_dir():
+                write_file(place, name, [data])  # not into what stands in its place
         list(folder.verify(place, corpus))
 
     def a_report(place: Path, rng: random.Random) -> None:

@@ -51,6 +51,8 @@ SCHEMA: dict[str, Any] = {
     "required": ["format", "rules", "op", "args", "status"], "additionalProperties": False,
 }  # fmt: skip
 
+_VALIDATOR = Draft202012Validator(SCHEMA)
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -123,7 +125,7 @@ def load(path: Path, max_bytes: int = MAX_BYTES) -> Recorded:
 
 def parse(said: Any, tensors: Mapping[str, Array], where: str) -> Recorded:
     """The call that a JSON object and its tensors describe, every name checked against the operation table."""
-    errors = sorted(Draft202012Validator(SCHEMA).iter_errors(said), key=lambda e: list(map(str, e.absolute_path)))
+    errors = sorted(_VALIDATOR.iter_errors(said), key=lambda e: list(map(str, e.absolute_path)))
     if errors:
         place = "/".join(map(str, errors[0].absolute_path)) or "top"
         raise FormatError(f"{where}: {place}: {errors[0].message[:300]}")

@@ -89,7 +89,7 @@ def run(
 ) -> Report:  # fmt: skip
     """Run the selected vectors, and `fresh` ones drawn now, on every target; the report as it is written to JSON."""
     corpus = load_corpus()
-    vectors = [vector for vector in (*corpus.values(), *drawn(corpus, fresh)) if selection.picks(vector)]
+    vectors = [*(vector for vector in corpus.values() if selection.picks(vector)), *drawn(corpus, fresh)]
     runs = [run_target(one, vectors, corpus, limit_of(one, selection, seconds), progress) for one in targets]
     return {
         "format": "statescan.report/1", "suite": __version__, "rules": RULES_VERSION,
