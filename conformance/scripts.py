@@ -160,7 +160,8 @@ def _print_lines(sides: Sequence[Side], index: tuple[int, ...] | None, expected:
     at = "" if index is None else f"[{', '.join(map(str, index))}]"
     found = [f"{_found(side)}{_part(side.part)}{at}" for side in (first, last)]
     if index is None:
-        return [f'print("{first.tensor} has shape", list({found[0]}.shape))', "sys.exit(1)"]
+        shape = f'print("{first.tensor} has shape", list({found[0]}.shape), "and type", {found[0]}.dtype)'
+        return [shape, "sys.exit(1)"]
     shown = '[repr(float(x)).removesuffix(".0") for x in (got, want)]'
     said = "{0} in {2}, {1} in {3}" if len(sides) > 1 else "got {0}, expected {1}"
     want = f"float({found[1]})" if len(sides) > 1 else expected or "nan"

@@ -179,6 +179,8 @@ def _check_limits(value: Any, depth: int) -> None:
         raise ValueError(f"nested deeper than {_MOST_DEPTH}")
     if isinstance(value, str) and len(value) > _MOST_TEXT:
         raise ValueError(f"a string of {len(value)} characters, {_MOST_TEXT} at most")
+    if isinstance(value, str) and not value.isascii():
+        value.encode("utf-8")  # half of a surrogate pair could be stored nowhere
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("a number past the largest double")
     if isinstance(value, int) and value.bit_length() > 64:

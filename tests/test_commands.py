@@ -43,7 +43,7 @@ adapter = Adapter("torch", arrays="torch")
 def update(x, weight, bias, conv_pool, read_slots, *, activation=None):
     window = torch.cat([conv_pool[read_slots.long()][:, :, 1:], x.transpose(1, 2)], 2)
     conv_pool[read_slots.long()] = window
-    return (window * weight.flip(1)).sum(2)[:, None]
+    return (window * weight.flip(1)).sum(2)[:, None].to(x.dtype)
 """
 
 
@@ -163,7 +163,7 @@ def test_explain_says_what_the_report_says_and_why():
 
 
 @pytest.mark.parametrize(("impl", "vector"), [
-    ("wrong_one:adapter", "conv-update-silu"), ("in_torch:adapter", "conv-update-one-row"),
+    ("wrong_one:adapter", "conv-update-silu"), ("in_torch:adapter", "conv-update-one-token"),
 ])  # fmt: skip
 def test_a_script_prints_what_the_report_says(impl, vector):
     Path("in_torch.py").write_text(IN_TORCH)

@@ -86,7 +86,8 @@ def test_a_tensor_file_that_says_otherwise_than_it_holds_is_refused(data, told):
 
 @pytest.mark.parametrize("text", [
     b'{"a": 1, "a": 2}', b"[1e999]", b"NaN", b"[-Infinity]", b"[" * 100_000, b"[" * 40 + b"]" * 40, b"\xff", b"",
-    b'"' + b"x" * 70_000 + b'"', b"9" * 5000, str(2**70).encode(), b'{"' + b"k" * 70_000 + b'": 1}',
+    b'"' + b"x" * 70_000 + b'"', b"9" * 5000, str(2**70).encode(), b'"\\ud800"',
+    b'{"' + b"k" * 70_000 + b'": 1}',
 ])  # fmt: skip
 def test_json_past_its_limits_is_refused(text):
     with pytest.raises(FormatError):
