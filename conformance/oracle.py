@@ -40,15 +40,18 @@ def first(story: Story) -> tuple[Outputs, Any]:
     return _outputs(reference, story)
 
 
-def second(story: Story, chunk: int | None = None) -> Outputs | None:
-    """The same by the second definition, in chunks of that length where it has any; None where there is none."""
+def second(story: Story, chunk: int | None = None, smooth: bool = False) -> Outputs | None:
+    """The same by the second definition, in chunks of that length where it has any; None where there is none.
+
+    Gradients are differences of its results: exact ones, or where `smooth` close ones of any smooth operation.
+    """
     function = _second_function(story.op)
     if function is None:
         return None
     chunked = chunk is not None and OPERATIONS[story.op].family in _CHUNKED and story.op != "commit_accepted"
     adapter = Adapter("second")
     adapter.op(story.op)(partial(function, chunk=chunk) if chunked else function)
-    return _differences(adapter, story) if story.grad is not None else _outputs(adapter, story)[0]
+    return _differences(adapter, story, smooth) if story.grad is not None else _outputs(adapter, story)[0]
 
 
 def widened(story: Story) -> Story:
@@ -78,9 +81,9 @@ def _outputs(adapter: Adapter, story: Story) -> tuple[Outputs, Any]:
     return {**{plan.name: reply.outputs[plan.name] for plan in plans}, **pools}, reply.value
 
 
-def _differences(adapter: Adapter, story: Story) -> Outputs:
+def _differences(adapter: Adapter, story: Story, smooth: bool) -> Outputs:
     """Results, and gradients by differences: exact where the operation is a polynomial of degree two at most in each
-    single number, or linear in its exponential."""
+    single number, or linear in its exponential; to 11 digits where it is merely smooth."""
     assert story.grad is not None
     plain = replace(story, grad=None)
     exact = widened(plain)
@@ -100,7 +103,8 @@ def _differences(adapter: Adapter, story: Story) -> Outputs:
             if not np.isnan(values[index]):
                 at = partial(loss, name, index)
                 exponent = _EXPONENTS.get(story.op) == name
-                gradient[index] = (_exponent_slope if exponent else _slope)(at, float(values[index]))
+                slope = _smooth_slope if smooth else _exponent_slope if exponent else _slope
+                gradient[index] = slope(at, float(values[index]))
         found[f"grad.{name}"] = gradient
     return {**_outputs(adapter, plain)[0], **found}
 
@@ -108,6 +112,12 @@ def _differences(adapter: Adapter, story: Story) -> Outputs:
 def _slope(loss: Callable[[float], float], value: float) -> float:
     """The derivative of a polynomial of degree two, by a central difference."""
     return (loss(value + 1) - loss(value - 1)) / 2
+
+
+def _smooth_slope(loss: Callable[[float], float], value: float, step: float = 2.0**-11) -> float:
+    """The derivative of a smooth function, by the difference that is exact up to degree four."""
+    near, far = (loss(value + n * step) - loss(value - n * step) for n in (1, 2))
+    return (8 * near - far) / (12 * step)
 
 
 def _exponent_slope(loss: Callable[[float], float], value: float) -> float:

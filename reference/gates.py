@@ -110,9 +110,11 @@ def slope_softplus(s: Float64) -> Float64:
     return np.where(s > SOFTPLUS_LINEAR_ABOVE, 1.0, sigmoid(s))
 
 
-def slope_sigmoid(s: Float64) -> Float64:
-    """Derivative of the sigmoid: sigmoid(s) sigmoid(-s), which loses nothing at either end."""
-    return sigmoid(s) * sigmoid(-s)
+def pull_sigmoid(x: Float64) -> Float64:
+    """The slope of sigmoid, s (1 - s) of the value s that frameworks keep: near 1 they have lost digits of the rest."""
+    s = sigmoid(x)
+    kept, rest = keep("sigmoid", s), keep("sigmoid", sigmoid(-x))
+    return kept * (rest - (kept - s))
 
 
 def softplus_gate_grad(
@@ -124,11 +126,11 @@ def softplus_gate_grad(
     >>> grads["a"].tolist(), grads["A_log"].tolist()
     ([[-1.0]], [-30.0])
     """
-    rate = exp(widen(A_log))  # [HV]
-    biased = widen(a) if dt_bias is None else widen(a) + widen(dt_bias)  # [..., HV]
+    rate = keep("exp", exp(widen(A_log)))  # [HV]
+    biased = keep("sum", widen(a) if dt_bias is None else widen(a) + widen(dt_bias))  # [..., HV]
     grad_g = widen(cotangents["g"])
-    grad_inner = -(grad_g * rate * slope_softplus(biased))
-    grads = {"a": grad_inner, "A_log": add_rows(-(grad_g * rate * softplus(biased)), 1)}
+    grad_inner = -(grad_g * rate * keep("sigmoid", slope_softplus(biased)))
+    grads = {"a": grad_inner, "A_log": add_rows(-(grad_g * rate * keep("softplus", softplus(biased))), 1)}
     return grads if dt_bias is None else {**grads, "dt_bias": add_rows(grad_inner, 1)}
 
 
@@ -141,14 +143,14 @@ def kda_gate_grad(
     >>> kda_gate_grad({"g": np.ones((1, 1, 1))}, np.zeros((1, 1, 1)), lower_bound=-4.0)["f"].tolist()
     [[[-1.0]]]
     """
-    rate = np.ones((f.shape[-2], 1)) if A_log is None else exp(widen(A_log))[:, None]  # [HV, 1]
-    biased = widen(f) if dt_bias is None else widen(f) + widen(dt_bias)  # [..., HV, K]
+    rate = np.ones((f.shape[-2], 1)) if A_log is None else keep("exp", exp(widen(A_log)))[:, None]  # [HV, 1]
+    biased = keep("sum", widen(f) if dt_bias is None else widen(f) + widen(dt_bias))  # [..., HV, K]
     grad_g = widen(cotangents["g"])
     if lower_bound is None:
-        grad_inner = -(grad_g * rate * slope_softplus(biased))
-        grad_log = -(grad_g * rate * softplus(biased))
+        grad_inner = -(grad_g * rate * keep("sigmoid", slope_softplus(biased)))
+        grad_log = -(grad_g * rate * keep("softplus", softplus(biased)))
     else:
-        grad_inner = grad_g * lower_bound * slope_sigmoid(rate * biased) * rate
+        grad_inner = grad_g * lower_bound * pull_sigmoid(rate * biased) * rate
         grad_log = grad_inner * biased
     grads: dict[str, Any] = {"f": grad_inner}
     if A_log is not None:
@@ -162,7 +164,7 @@ def beta_gate_grad(cotangents: Mapping[str, Array], b: Array, *, allow_neg_eigva
     >>> beta_gate_grad({"beta": np.array([1.0])}, np.array([0.0]))["b"].tolist()
     [0.25]
     """
-    return {"b": (2.0 if allow_neg_eigval else 1.0) * widen(cotangents["beta"]) * slope_sigmoid(widen(b))}
+    return {"b": (2.0 if allow_neg_eigval else 1.0) * widen(cotangents["beta"]) * pull_sigmoid(widen(b))}
 
 
 def add_rows(terms: Float64, axes: int) -> Float64:
@@ -171,4 +173,4 @@ def add_rows(terms: Float64, axes: int) -> Float64:
     count = 1
     for size in terms.shape[: terms.ndim - axes]:
         count *= size
-    return add_along(terms.reshape(count, *kept), 0)
+    return keep("sum", add_along(terms.reshape(count, *kept), 0))

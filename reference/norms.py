@@ -17,7 +17,7 @@ import numpy as np
 from statescan.reference.arrays import Array, Float64, add_along, check_arguments, dtype_name, round_to, widen
 from statescan.reference.conv import slope
 from statescan.reference.functions import sigmoid, silu
-from statescan.reference.gates import Grads, add_rows, slope_sigmoid
+from statescan.reference.gates import Grads, add_rows, pull_sigmoid
 from statescan.reference.sites import Site, keep
 from statescan.spec.contract import ShapeError
 
@@ -116,9 +116,9 @@ def l2norm_grad(cotangents: Mapping[str, Array], x: Array, *, eps: float = L2NOR
 
 def pull_normalise(grad_y: Float64, x: Float64, eps: float) -> Float64:
     """Cotangent of x: that of y less its part along y, over the root."""
-    root = np.sqrt(add_along(x * x, -1) + eps)[..., None]
-    y = x / root
-    return (grad_y - y * add_along(y * grad_y, -1)[..., None]) / root
+    root = keep("root", np.sqrt(keep("sum", add_along(x * x, -1)) + eps))[..., None]
+    y = keep("x", x / root)
+    return (grad_y - y * keep("sum", add_along(y * grad_y, -1))[..., None]) / root
 
 
 def rmsnorm_gated_grad(
@@ -132,13 +132,13 @@ def rmsnorm_gated_grad(
     """
     size = check_groups(x.shape[-1], weight.shape[0], group_size)
     grad_y, w, one = widen(cotangents["y"]), spread(weight, x.shape[-1]), np.ones(())
-    gate = one if z is None else activate(widen(z), gate_activation)
+    gate = one if z is None else keep("gate", activate(widen(z), gate_activation))
     before, after = (one, gate) if norm_before_gate else (gate, one)
     gated = (widen(x) * before).reshape(*x.shape[:-1], x.shape[-1] // size, size)  # [..., D / size, size]
-    root = np.sqrt(add_along(gated * gated, -1) / size + eps)[..., None]
-    unit = gated / root
+    root = keep("root", np.sqrt(keep("sum", add_along(gated * gated, -1)) / size + eps))[..., None]
+    unit = keep("x", gated / root)
     grad_unit = (grad_y * after * w).reshape(gated.shape)
-    along = add_along(grad_unit * unit, -1)[..., None] / size
+    along = keep("sum", add_along(grad_unit * unit, -1))[..., None] / size
     grad_inner = ((grad_unit - unit * along) / root).reshape(x.shape)
     unit = unit.reshape(x.shape)
     grads: dict[str, Any] = {"x": grad_inner * before, "weight": gather(grad_y * after * unit, weight.shape[0])}
@@ -150,7 +150,7 @@ def rmsnorm_gated_grad(
 
 def slope_gate(z: Float64, activation: str) -> Float64:
     """Derivative of the gate's activation."""
-    return slope(z, "silu") if activation == "silu" else slope_sigmoid(z)
+    return keep("sigmoid", slope(z, "silu")) if activation == "silu" else pull_sigmoid(z)
 
 
 def gather(terms: Float64, weights: int) -> Float64:

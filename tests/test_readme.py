@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"(?:^    .*\n(?:\n(?=    ))?)+", README, re.MULTILINE)
 
 def test_every_make_target_and_path_is_there():
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    for target in re.findall(r"`?make (\w+)", README):
+    for target in re.findall(r"`?make ([\w-]+)", README):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     for path in re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r'src="([^"]+)"', README):
         assert (ROOT / path).exists(), path
