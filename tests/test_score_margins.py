@@ -19,7 +19,8 @@ from statescan.goldens.store import load_vectors
 from statescan.spec.contract import OPERATIONS
 
 VECTORS = load_vectors()
-NUMERIC = [v for v in VECTORS.values() if v["class"] == "numeric" and OPERATIONS[v["op"]].family != "conv" and "grad" not in v]
+NUMERIC = [v for v in VECTORS.values()
+           if v["class"] == "numeric" and OPERATIONS[v["op"]].family != "conv" and "grad" not in v]  # fmt: skip
 MATRIX = [v for v in NUMERIC if OPERATIONS[v["op"]].family in ("delta", "ssd") and "worked" not in v["id"]]
 LONG = [v for v in MATRIX if v["id"].endswith("slow-and-fast-heads")]
 HONEST = [Variant(), Variant(order=1), Variant(order=2), Variant(bias=2.0**-22), Variant(bias=-(2.0**-22)),
