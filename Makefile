@@ -4,7 +4,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 JOBS   ?= 2
 
-.PHONY: conformance test peers docs docs-check lint regen schedules real-models bench gpu clean
+.PHONY: conformance test peers docs docs-check lint regen schedules real-models fuzz bench gpu clean
 
 conformance: $(VENV)/.stamp peers
 	@$(PY) -m statescan.conformance run --all --profile quick
@@ -38,6 +38,10 @@ lint: $(VENV)/.stamp
 
 regen: $(VENV)/.stamp
 	@$(PY) -m statescan.conformance regen --check
+
+# Files and answers from outside that nobody meant well, each to end in a result or in an error of ours.
+fuzz: $(VENV)/.stamp
+	@$(PY) -m statescan.conformance.fuzz $(or $(COUNT),100000)
 
 # Random schedules of an engine's bookkeeping and of every mixer, each request as alone, and all small programs; stopped
 # and started again it goes on where it was.

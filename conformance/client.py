@@ -121,10 +121,13 @@ class Client:
 
     def _start(self) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        self._process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ProtocolError(f"{shlex.join(self.command)} cannot be started: {error.strerror}") from error
         self._buffer = b""
         try:
             self.hello = self._ask({

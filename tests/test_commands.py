@@ -6,19 +6,26 @@ import json
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from test_smoke import InProcess
 
 from statescan.conformance import ci, cli, commands, runner
 from statescan.conformance import explain as explaining
 from statescan.conformance import report as reports
+from statescan.conformance.calls import Call, strided
 from statescan.conformance.cli import main
 from statescan.conformance.client import Client, python_command
 from statescan.conformance.fresh import drawn
+from statescan.conformance.scripts import Side, write_script
+from statescan.conformance.smoke import check_wiring
 from statescan.goldens.store import FormatError, check_schema, load_corpus
+from statescan.goldens.tensors import DTYPES
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "conformance" / "examples"
@@ -66,26 +73,38 @@ def run(name: str, *words: str, out: str = "out"):
     return done, reports.read(Path(out) / "report.json") if (Path(out) / "report.json").exists() else {}
 
 
-# A smoke test would stop the wrong one at once, which is what it is for.
-@pytest.fixture
-def _no_smoke(monkeypatch):
-    monkeypatch.setattr(runner, "check_wiring", lambda client: "")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, dict]:
+    """A report of the wrong one and of the right one; a smoke test would stop the wrong one, as it should."""
+    place = tmp_path_factory.mktemp("made")
+    found = {}
+    for name, taps in (("right_one", ""), ("wrong_one", "* 1.5")):
+        (place / f"{name}.py").write_text(TWO.replace("{taps}", taps))
+        command = python_command(f"{name}:adapter")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(place)
+            patch.setattr(runner, "check_wiring", lambda client: "")
+            chosen = [v for v in CORPUS.values() if runner.Selection("full", [ONLY]).picks(v)]
+            run_ = runner.run_target(runner.Target("x", command), chosen, CORPUS, None, lambda *_: None)
+        found[name] = {**_report([]), "runs": [run_]}
+    return found
 
 
-@pytest.mark.usefixtures("_no_smoke")
-def test_known_failures_have_reasons_and_must_go_on_failing():
-    done, made = run("wrong_one")
-    assert done.exit_code == 1
-    failed = [row["vector"] for row in made["runs"][0]["results"] if reports.failed(row["status"])]
-    Path("known.json").write_text(json.dumps(dict.fromkeys(failed, "taps are scaled, see our issue 7")))
-    done, made = run("wrong_one", "--known", "known.json")
-    assert done.exit_code == 0, done.output
-    assert {r["status"] for r in made["runs"][0]["results"] if r["vector"] in failed} == {"xfail"}
-    check_schema("report", made, "report")
-    done, made = run("right_one", "--known", "known.json")
-    assert done.exit_code == 1
-    assert {r["status"] for r in made["runs"][0]["results"] if r["vector"] in failed} == {"xpass"}
-    assert "take it off the list" in done.output
+def failed_in(report) -> list[str]:
+    return [row["vector"] for row in report["runs"][0]["results"] if reports.failed(row["status"])]
+
+
+def test_known_failures_have_reasons_and_must_go_on_failing(made):
+    failed = failed_in(made["wrong_one"])
+    assert failed
+    known = dict.fromkeys(failed, "taps are scaled, see our issue 7")
+    for name, status, bad in (("wrong_one", "xfail", False), ("right_one", "xpass", True)):
+        marked = ci.mark_known(made[name], known)
+        rows = [row for row in marked["runs"][0]["results"] if row["vector"] in failed]
+        assert {row["status"] for row in rows} == {status}
+        assert reports.exit_code(marked, ["x"]) == bad
+        check_schema("report", marked, "report")
+        assert all("issue 7" in row["known"] for row in rows)
 
 
 def test_a_list_of_known_failures_without_vectors_or_reasons_is_refused():
@@ -93,39 +112,53 @@ def test_a_list_of_known_failures_without_vectors_or_reasons_is_refused():
         Path("known.json").write_text(text)
         with pytest.raises(FormatError):
             ci.read_known(Path("known.json"))
-    assert run("right_one", "--known", "known.json")[0].exit_code == 2
+    assert call("run", "--impl", "right_one:adapter", "--known", "known.json").exit_code == 2
 
 
-@pytest.mark.usefixtures("_no_smoke")
-def test_track_tells_what_changed_and_nothing_else():
-    _, made = run("right_one")
-    assert not list(ci.changes(made, made))
-    before = Path("out/report.json").read_text().replace("right_one:adapter", "wrong_one:adapter")
-    Path("out/report.json").write_text(before)
-    done, made = run("wrong_one", "--track")
-    changed = [line for line in done.output.splitlines() if line.startswith("pass -> fail.value")]
+def test_what_changed_is_told_and_nothing_else(made):
+    right, wrong = made["right_one"], made["wrong_one"]
+    assert not list(ci.changes(right, right))
+    changed = {vector: (was, now) for _, vector, was, now, _ in ci.changes(right, wrong)}
+    assert set(changed) == set(failed_in(wrong))
+    assert {was for was, _ in changed.values()} == {"pass"}
+    assert ci.got_worse(right, wrong)
+    assert not ci.got_worse(wrong, right)
+    assert not ci.got_worse(wrong, wrong)  # as bad as before
+
+
+def test_all_of_it_as_a_build_types_it(monkeypatch, made):
+    monkeypatch.setattr(runner, "check_wiring", lambda client: "")
+    failed = failed_in(made["wrong_one"])
+    Path("known.json").write_text(json.dumps({failed[0]: "taps are scaled, see our issue 7"}))
+    before = {**made["right_one"], "runs": [{**made["right_one"]["runs"][0], "implementation": "wrong_one:adapter"}]}
+    reports.write(before, Path("out"))
+    done, after = run("wrong_one", "--known", "known.json", "--track", "--junit", "j/u.xml", "--badge", "j/b.json")
     assert done.exit_code == 1
-    assert len(changed) == sum(row["status"] == "fail.value" for row in made["runs"][0]["results"]) > 0
-    assert not ci.got_worse(made, made)  # as bad as before
+    told = [line.split()[2:5] for line in done.output.splitlines() if line.startswith("pass -> ")]
+    assert sorted(words[-1] for words in told) == sorted(failed)
+    assert f"pass -> xfail {CORPUS[failed[0]]['clauses'][0]} {failed[0]}" in done.output
+    assert {row["status"] for row in after["runs"][0]["results"] if row["vector"] == failed[0]} == {"xfail"}
+    assert ElementTree.fromstring(Path("j/u.xml").read_bytes())[0].get("failures") == str(len(failed) - 1)
+    assert json.loads(Path("j/b.json").read_text())["color"] == "red"
 
 
-@pytest.mark.usefixtures("_no_smoke")
-def test_junit_and_badge():
-    _, made = run("wrong_one", "--junit", "j/u.xml", "--badge", "j/b.json")
-    (suite,) = ElementTree.fromstring(Path("j/u.xml").read_bytes())
-    rows = made["runs"][0]["results"]
+def test_junit_and_badge(made):
+    report = made["wrong_one"]
+    (suite,) = ElementTree.fromstring(ci.junit(report))
+    rows = report["runs"][0]["results"]
     assert int(suite.get("tests")) == len(suite) == len(rows)
     failures = {case.get("name") for case in suite if case.find("failure") is not None}
     assert failures == {row["vector"] for row in rows if row["status"].startswith("fail")}
     assert int(suite.get("failures")) == len(failures) > 0
-    badge = json.loads(Path("j/b.json").read_text())
     passed = sum(row["status"] == "pass" for row in rows)
     judged = sum(row["status"] not in reports.NOT_JUDGED for row in rows)
+    badge = ci.badge(report["runs"][0])
     assert (badge["message"], badge["color"]) == (f"{passed} of {judged}", "red")
-    nothing = {**made["runs"][0], "results": []}
+    assert ci.badge(made["right_one"]["runs"][0])["color"] == "brightgreen"
+    nothing = {**report["runs"][0], "results": []}
     assert ci.badge(nothing)["color"] == "lightgrey"
     hostile = {**rows[0], "status": "error", "message": "\x1b[31m\x00<b>&\ud800"}
-    text = ci.junit({**made, "runs": [{**nothing, "implementation": "\x07", "results": [hostile]}]})
+    text = ci.junit({**report, "runs": [{**nothing, "implementation": "\x07", "results": [hostile]}]})
     assert b"\x1b" not in text
     assert ElementTree.fromstring(text) is not None
 
@@ -151,9 +184,8 @@ def _report(rows):
             "runs": [{"implementation": "x", "state": "ran", "results": rows}]}  # fmt: skip
 
 
-@pytest.mark.usefixtures("_no_smoke")
-def test_explain_says_what_the_report_says_and_why():
-    run("wrong_one")
+def test_explain_says_what_the_report_says_and_why(made):
+    reports.write(made["wrong_one"], Path("out"))
     said = call("explain", "out/report.json", "conv-update-one-row").output
     row = next(r for r in reports.read(Path("out/report.json"))["runs"][0]["results"]
                if r["vector"] == "conv-update-one-row")  # fmt: skip
@@ -162,11 +194,8 @@ def test_explain_says_what_the_report_says_and_why():
     assert call("explain", "out/report.json", "nothing-like-it").exit_code == 2
 
 
-@pytest.mark.parametrize(("impl", "vector"), [
-    ("wrong_one:adapter", "conv-update-silu"), ("in_torch:adapter", "conv-update-one-token"),
-])  # fmt: skip
-def test_a_script_prints_what_the_report_says(impl, vector):
-    Path("in_torch.py").write_text(IN_TORCH)
+def test_a_script_prints_what_the_report_says():
+    impl, vector = "wrong_one:adapter", "conv-update-silu"
     done = call("repro", vector, "--impl", impl)
     assert done.exit_code == 1, done.output
     message = done.output.splitlines()[0].partition(": ")[2]
@@ -178,6 +207,18 @@ def test_a_script_prints_what_the_report_says(impl, vector):
     text = Path(f"{vector}.py").read_text()
     assert "goldens" not in text
     assert len([line for line in text.splitlines() if line.strip()]) < 40
+
+
+def test_a_script_in_torch():
+    Path("in_torch.py").write_text(IN_TORCH)
+    x = np.array([[[1, 2]], [[3, 4]]], DTYPES["bf16"])
+    tensors = {"x": strided(x), "weight": np.ones((2, 4), DTYPES["bf16"]), "conv_pool": np.ones((3, 2, 4), x.dtype),
+               "read_slots": np.array([2, 0], np.int32)}  # fmt: skip
+    call_ = Call("causal_conv1d_update", {"activation": None}, tensors)
+    write_script(Path("s.py"), "in_torch:adapter", [Side("a", call_, "y", {})], "told", (1, 0, 1), "7", arrays="torch")
+    script = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=120)
+    assert (script.returncode, script.stdout.strip()) == (0, "y[1, 0, 1]: got 7, expected 7"), script.stderr
+    assert "torch.empty_strided([2, 1, 2]" in Path("s.py").read_text()
 
 
 def test_a_script_of_a_relation_shows_both_sides():
@@ -199,7 +240,6 @@ def test_a_script_of_a_relation_shows_both_sides():
 def test_nothing_to_show_is_said():
     assert "pass" in call("repro", "conv-update-one-row", "--impl", "right_one:adapter").output
     assert call("repro", "no-such-vector", "--impl", "right_one:adapter").exit_code == 2
-    assert "not_applicable" in call("repro", "gdn-update-no-rows", "--impl", "right_one:adapter").output
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -258,16 +298,26 @@ def test_an_adapter_for_one_function_is_short_and_its_report_is_soon_there():
     assert Path("reports/report.html").exists()
 
 
-@pytest.mark.parametrize(("wrong", "told"), [
+WIRED_WRONGLY = [
     ({"view": "state.T", "back": "state.T"}, 'your state looks like [V, K]; set state_layout to "VK" (SLOT-6)'),
     ({"decay": "float(g[n, j, h])"},
      "your decay looks like a factor: g is its logarithm, and 0 keeps everything (GDN-1)"),
     ({"head": "h % q.shape[2]"}, "your heads look tiled: value head h uses key head h // (HV / H) (GDN-5)"),
-])  # fmt: skip
-def test_what_is_wired_wrongly_is_told_in_one_sentence(wrong, told):
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "told"), [*WIRED_WRONGLY, ({}, "")])
+def test_what_is_wired_wrongly_is_told_in_one_sentence(wrong, told, monkeypatch):
     write_user(**wrong)
-    done = call("smoke", "--impl", "my_adapter:adapter")
-    assert (done.exit_code, done.output.strip().replace("\n", " ")) == (1, told)
+    monkeypatch.syspath_prepend(Path.cwd())
+    for name in ("mykernels", "my_adapter"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert check_wiring(InProcess(import_module("my_adapter").adapter)) == told  # type: ignore[arg-type]
+
+
+def test_and_the_suite_does_not_start():
+    wrong, told = WIRED_WRONGLY[-1]
+    write_user(**wrong)
     done = call("run", "--impl", "my_adapter:adapter", "--out", "o")
     assert done.exit_code == 2
     assert reports.read(Path("o/report.json"))["runs"][0]["reason"] == told
@@ -277,7 +327,7 @@ def test_smoke_of_what_is_right_or_absent():
     write_user()
     done = call("smoke", "--impl", "my_adapter:adapter")
     assert (done.exit_code, "wired rightly" in done.output) == (0, True)
-    assert call("smoke", "--impl", "no_such_module:adapter").exit_code == 2
+    assert call("smoke", "--impl", "run:no_such_program").exit_code == 2
 
 
 def test_the_workflow_says_what_the_command_line_takes():

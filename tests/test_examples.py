@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from statescan.conformance import client as client_module
 from statescan.conformance import commands, folder, runner
 from statescan.conformance import report as reports
 from statescan.conformance.cli import main
@@ -188,20 +189,33 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_misbehaviour_is_one_failed_vector(kind, tmp_path):
-    line, status = BAD[kind]
+def test_misbehaviour_is_one_failed_vector(tmp_path, monkeypatch):
+    """One run, in which every second vector is one that the adapter answers in its own bad way."""
+    monkeypatch.setattr(client_module, "QUICK_SECONDS", 0.0)  # so many deaths in a row would end a run
     source = (EXAMPLES / "foreign.py").read_text()
-    vectors = [v for v in DELTA if prepared(v)]
-    bad = vectors[1]["id"]
-    assert source.count(STEP) == 1
-    source = source.replace(STEP, f"    if message['vector'] == {bad!r}:\n        {line}\n{STEP}")
+    base = next(v for v in DELTA if prepared(v))
+    vectors, bad = [], {}
+    for kind, (line, status) in BAD.items():
+        slug = "bad-" + "".join(c if c.isalpha() else "-" for c in kind)
+        bad[slug] = status
+        vectors += [{**base, "id": slug}, {**base, "id": f"good-behind-{slug}"}]
+        source = source.replace(STEP, f"    if message['vector'] == {slug!r}:\n        {line}\n{STEP}")
     source = source.replace("os.dup(1)", "os.dup2(1, 5)")
     source = source.replace('{"id": message["id"], **said}', '{**{"id": message["id"]}, **said}')
     (tmp_path / "bad.py").write_text(source)
-    rows = results([sys.executable, str(tmp_path / "bad.py")], vectors, seconds=3.0 if kind == "hang" else 20.0)
-    assert rows.pop(bad)["status"] == status
-    assert {row["status"] for row in rows.values()} == {"pass"}
+    corpus = {**CORPUS, **{v["id"]: v for v in vectors}}
+    with Client([sys.executable, str(tmp_path / "bad.py")], run_seconds=3.0) as client:
+        rows = {row["vector"]: row["status"] for row in runner.results(client, vectors, corpus, None)}
+    assert {key: status for key, status in rows.items() if key in bad} == bad
+    assert {status for key, status in rows.items() if key not in bad} == {"pass"}
+
+
+def test_too_many_deaths_in_a_row_end_the_run(tmp_path):
+    source = (EXAMPLES / "foreign.py").read_text().replace(STEP, f"    os._exit(3)\n{STEP}")
+    (tmp_path / "bad.py").write_text(source)
+    made = runner.run_target(runner.Target("bad", [sys.executable, str(tmp_path / "bad.py")]), DELTA, CORPUS, None,
+                             lambda *_: None)  # fmt: skip
+    assert made["state"] in ("stopped", "smoke failed")
 
 
 def prepared(vector) -> bool:

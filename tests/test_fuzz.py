@@ -27,7 +27,7 @@ def test_a_sample(tmp_path, monkeypatch):
     for name, share in fuzz.SHARES.items():
         room = tmp_path / name
         room.mkdir()
-        tally = fuzz.fuzz(name, made[name], int(600 * share), room, seed=1)
+        tally = fuzz.fuzz(name, made[name], int(300 * share), room, seed=1)
         assert tally["refused"] > 0, name
 
 
