@@ -52,7 +52,11 @@ class Client:
         self._scratch = tempfile.TemporaryDirectory(prefix="statescan-")
         self.folder = Path(self._scratch.name)
         self._log = (self.folder / "stderr.txt").open("w+b")
-        self._start()
+        try:
+            self._start()
+        except ProtocolError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

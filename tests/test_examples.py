@@ -17,7 +17,7 @@ from statescan.conformance import client as client_module
 from statescan.conformance import commands, folder, runner
 from statescan.conformance import report as reports
 from statescan.conformance.cli import main
-from statescan.conformance.client import Client
+from statescan.conformance.client import Client, ProtocolError
 from statescan.conformance.smoke import check_wiring
 from statescan.goldens.store import FormatError, load_corpus
 
@@ -208,6 +208,14 @@ def test_misbehaviour_is_one_failed_vector(tmp_path, monkeypatch):
         rows = {row["vector"]: row["status"] for row in runner.results(client, vectors, corpus, None)}
     assert {key: status for key, status in rows.items() if key in bad} == bad
     assert {status for key, status in rows.items() if key not in bad} == {"pass"}
+
+
+def test_a_child_that_says_nothing_right_is_gone_with_its_folder():
+    client = Client([sys.executable, "-c", "print('hello'); import time; time.sleep(60)"])
+    with pytest.raises(ProtocolError, match="not an answer"), client:
+        pass
+    assert client._process is None
+    assert not client.folder.exists()
 
 
 def test_too_many_deaths_in_a_row_end_the_run(tmp_path):
