@@ -147,6 +147,11 @@ class Right(ast.NodeTransformer):
         values = [value for value in values if _constant(value) is None] or [ast.Constant(not decided)]
         return values[0] if len(values) == 1 else ast.BoolOp(node.op, values)
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        nothing = _constant(node.right) is False and isinstance(node.op, (ast.Add, ast.Sub, ast.BitOr))
+        return node.left if nothing else node
+
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         node.operand = self.visit(node.operand)
         known = _constant(node.operand)
@@ -164,12 +169,44 @@ class Right(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
+        while known := _decided(node):
+            _Known(known).visit(node)
+            self.generic_visit(node)
         while True:
             used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
             idle = _Idle(used)
             idle.visit(node)
             if not idle.dropped:
                 return node
+
+
+def _decided(node: ast.FunctionDef) -> dict[str, bool]:
+    """Local names that are set once, to True or False, and read."""
+    stored, known = Counter[str](), dict[str, bool]()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            stored[part.id] += 1
+        if not isinstance(part, ast.Assign) or len(part.targets) != 1:
+            continue
+        target, value = part.targets[0], part.value
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=True))
+        known |= {name.id: found for name, one in pairs
+                  if isinstance(name, ast.Name) and (found := _constant(one)) is not None}  # fmt: skip
+    read = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+    return {name: value for name, value in known.items() if stored[name] == 1 and name in read}
+
+
+class _Known(ast.NodeTransformer):
+    """Puts the value of a decided name in the place of the name."""
+
+    def __init__(self, known: dict[str, bool]) -> None:
+        self.known = known
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        reads = isinstance(node.ctx, ast.Load) and node.id in self.known
+        return ast.Constant(self.known[node.id]) if reads else node
 
 
 class _Idle(ast.NodeTransformer):
@@ -181,10 +218,42 @@ class _Idle(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         names = [part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)]
         plain = all(isinstance(target, (ast.Name, ast.Tuple)) for target in node.targets)
+        if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple) and len(node.targets) == 1:
+            return self._pairs(node, node.targets[0], node.value)
         if not plain or self.used & set(names):
             return node
         self.dropped += 1
         return ast.Pass()
+
+
+    def _pairs(self, node: ast.Assign, targets: ast.Tuple, values: ast.Tuple) -> ast.AST:
+        """Several at once: those that are read stay."""
+        pairs = [(target, value) for target, value in zip(targets.elts, values.elts, strict=True)
+                 if not isinstance(target, ast.Name) or target.id in self.used]  # fmt: skip
+        if len(pairs) == len(targets.elts):
+            return node
+        self.dropped += 1
+        if not pairs:
+            return ast.Pass()
+        kept, given = [list(part) for part in zip(*pairs, strict=True)]
+        if len(pairs) == 1:
+            return ast.Assign(kept, given[0], lineno=node.lineno)
+        return ast.Assign([ast.Tuple(kept, ast.Store())], ast.Tuple(given, ast.Load()), lineno=node.lineno)
+
+
+class _Forgotten(ast.NodeTransformer):
+    """Takes out what is kept in an attribute that nothing reads."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.read = {node.attr for node in ast.walk(tree)
+                     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}  # fmt: skip
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        idle = all(isinstance(target, ast.Attribute) and target.attr not in self.read for target in node.targets)
+        return ast.Pass() if idle else node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        return ast.Pass() if isinstance(node.target, ast.Attribute) and node.target.attr not in self.read else node
 
 
 def _constant(node: ast.AST) -> bool | None:
@@ -246,8 +315,9 @@ class Marker(ast.NodeTransformer):
 def tree_of(module: str) -> ast.Module:
     """The syntax tree of a module of models, without the faults that were put in by hand."""
     path = import_module(f"statescan.conformance.mutants.{module}").__file__
-    tree: ast.Module = ast.fix_missing_locations(Right().visit(ast.parse(Path(str(path)).read_text("utf-8"))))
-    return tree
+    tree: ast.Module = Right().visit(ast.parse(Path(str(path)).read_text("utf-8")))
+    found: ast.Module = ast.fix_missing_locations(_Forgotten(tree).visit(tree))
+    return found
 
 
 def load(module: str, tree: ast.Module, **names: Any) -> ModuleType:
