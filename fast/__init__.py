@@ -5,9 +5,8 @@
 Serving is in modules of its own: `mixers` (Mamba2, GatedDeltaNet, GatedDeltaProduct, KimiDeltaAttention), `inference`
 (the mixin for mixers of one's own), `metadata` (the arrays of a step, at places that a CUDA graph can keep).
 
-What trains (packed operations, gates, norms, a mixer's packed forward pass) runs on any device. On slots, CPU tensors
-run only with TRITON_INTERPRET=1 set before triton is imported, for tests. An operation's module is imported when its
-name is first asked for; `ssd` is the name of a module and its operation `ssd.ssd`.
+CPU tensors run only with TRITON_INTERPRET=1 set before triton is imported, for tests. An operation's module is
+imported when its name is first asked for.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ MODULES: dict[str, str] = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in MODULES.values():
-        return import_module(f"statescan.fast.{name}")
     operation = OPERATIONS.get(name)
     if operation is None or operation.family not in MODULES:
         raise AttributeError(f"statescan.fast has no {name!r}")

@@ -42,7 +42,7 @@ def check_call(
     if known and not check and _first(tensors).is_cuda:
         return None
     if not known:
-        _check_devices(tensors, OPERATIONS[name].differentiable)
+        _check_devices(tensors)
     wanted = check or not _first(tensors).is_cuda
     values = _index_values(name, tensors) if wanted else None
     facts = {k: None if t is None else _facts(t, None if values is None else values.get(k)) for k, t in tensors.items()}
@@ -93,16 +93,11 @@ def as_index(t: Tensor | None) -> Tensor | None:
     return t if t is None or t.is_contiguous() else t.contiguous()
 
 
-def is_runnable(tensor: Tensor) -> bool:
-    """Whether a kernel runs on this tensor: it is on a GPU, or Triton interprets."""
+def check_runnable(tensor: Tensor, name: str = "x") -> None:
+    """A kernel runs on this tensor: it is on a GPU, or Triton interprets."""
     from statescan.fast.kernels.common import INTERPRETED
 
-    return tensor.is_cuda or INTERPRETED
-
-
-def check_runnable(tensor: Tensor, name: str = "x") -> None:
-    """A kernel runs on this tensor."""
-    if not is_runnable(tensor):
+    if not tensor.is_cuda and not INTERPRETED:
         raise UnsupportedError(
             f"{name} is a tensor on {tensor.device}: the fast path runs on CUDA tensors, and on CPU tensors only for "
             "tests, with TRITON_INTERPRET=1 set before triton is imported (ERR-5)"
@@ -118,14 +113,13 @@ def _first(tensors: Tensors) -> Tensor:
     return next(t for t in tensors.values() if t is not None)
 
 
-def _check_devices(tensors: Tensors, anywhere: bool) -> None:
-    """All tensors of a call are on one device, and something runs there: what trains runs anywhere."""
+def _check_devices(tensors: Tensors) -> None:
+    """All tensors of a call are on one device, and something runs there."""
     (name, first), *rest = [(k, t) for k, t in tensors.items() if t is not None]
     for other, t in rest:
         if t.device != first.device:
             raise UnsupportedError(f"{other} is on {t.device} and {name} on {first.device}: one device (ERR-5)")
-    if not anywhere:
-        check_runnable(first, name)
+    check_runnable(first, name)
 
 
 def _check_served(tensors: Tensors) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statescan.fast import plain
-from statescan.fast.checks import check_call, is_runnable
+from statescan.fast.checks import check_call
 from statescan.fast.conv_launch import launch_prefill, launch_update, pull_back
 from statescan.fast.launch import device_of, is_traced, needs_grad, register
 from statescan.fast.packed import ids_to_offsets
@@ -59,7 +58,7 @@ def causal_conv1d(
         y, final = _packed_op(x, weight, bias, seq_idx, cu_seqlens, initial_windows, activation, check)
         return y, final
     cu_seqlens, rows = _boundaries(x, weight, bias, seq_idx, cu_seqlens, initial_windows, activation, check)
-    if is_runnable(x) and needs_grad(x, weight, bias, initial_windows):
+    if needs_grad(x, weight, bias, initial_windows):
         run: Any = _Conv.apply
         y, final = run(x, weight, bias, cu_seqlens, rows, initial_windows, activation)
         return y, final
@@ -90,8 +89,6 @@ def convolve(
     initial_windows: Tensor | None, activation: str | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y and the final windows of a checked call."""
-    if not is_runnable(x):
-        return plain.convolve(x, weight, bias, cu_seqlens, rows, initial_windows, activation)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     final = x.new_zeros(rows, *weight.shape)
     launch_prefill(x, y, weight, bias, cu_seqlens, initial_windows, final, None, None, None, None, rows, activation)
@@ -210,8 +207,7 @@ def _pull_packed(
     rows = grad_final.shape[0]
     if cu_seqlens is None and seq_idx is not None:
         cu_seqlens = ids_to_offsets(seq_idx, rows)
-    pull = pull_back if is_runnable(x) else plain.pull_convolve
-    dx, dw, db, enter = pull(
+    dx, dw, db, enter = pull_back(
         grad_y, grad_final, x, weight, bias, cu_seqlens, rows, initial_windows, activation
     )
     return dx, dw, x.new_empty(0) if db is None else db, x.new_empty(0) if enter is None else enter

@@ -28,9 +28,6 @@ from statescan.fast.norms import L2NORM_EPS
 from statescan.fast.prefill import launch_delta
 from statescan.fast.relaunch import Key, key_of, remember, remembered
 from statescan.fast.tiling import Tile, reaches_far, slot_strides, state_tile
-from statescan.fast.training import gated_delta_product as gated_delta_product
-from statescan.fast.training import gated_delta_rule as gated_delta_rule
-from statescan.fast.training import kimi_delta_attention as kimi_delta_attention
 from statescan.spec.contract import INDEX_TYPES, DtypeError, ShapeError, SlotError, UnsupportedError
 
 MOST_AXES = 4

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statescan.fast import plain
-from statescan.fast.checks import check_call, is_runnable
+from statescan.fast.checks import check_call
 from statescan.fast.kernels.gates import beta_kernel, decay_kernel
 from statescan.fast.launch import Differentiable, ceil_div, device_of, power_of_2, strides
-from statescan.fast.plain import SOFTPLUS_LINEAR_ABOVE
 from statescan.reference.host.rules import LEAST_GATE
 from statescan.spec.contract import UnsupportedError
+
+SOFTPLUS_LINEAR_ABOVE = 20.0
 
 
 def softplus_gate(a: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, *, check: bool | None = None) -> Tensor:
@@ -30,8 +30,6 @@ def softplus_gate(a: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, *, ch
 
 def _softplus(a: Tensor, A_log: Tensor, dt_bias: Tensor | None, check: bool | None) -> Tensor:
     check_call("softplus_gate", {"a": a, "A_log": A_log, "dt_bias": dt_bias}, {}, check)
-    if not is_runnable(a):
-        return plain.decay(a[..., None], A_log, None if dt_bias is None else dt_bias[:, None], None)[..., 0]
     g = torch.empty(a.shape, dtype=torch.float32, device=a.device)
     _launch(a[..., None], A_log, None if dt_bias is None else dt_bias[:, None], None, g)
     return g
@@ -57,8 +55,6 @@ def _kda(
     check_call("kda_gate", tensors, {"lower_bound": lower_bound}, check)
     if lower_bound is not None and not LEAST_GATE <= lower_bound <= 0:
         raise UnsupportedError(f"lower_bound={lower_bound!r} is outside {LEAST_GATE:g}..0 (GATE-4)")
-    if not is_runnable(f):
-        return plain.decay(f, A_log, dt_bias, lower_bound)
     g = torch.empty(f.shape, dtype=torch.float32, device=f.device)
     _launch(f, A_log, dt_bias, lower_bound, g)
     return g
@@ -90,8 +86,6 @@ def beta_gate(b: Tensor, *, allow_neg_eigval: bool = False, check: bool | None =
 
 def _beta(b: Tensor, allow_neg_eigval: bool, check: bool | None) -> Tensor:
     check_call("beta_gate", {"b": b}, {"allow_neg_eigval": allow_neg_eigval}, check)
-    if not is_runnable(b):
-        return (2.0 if allow_neg_eigval else 1.0) * torch.sigmoid(b.float())
     beta = torch.empty(b.shape, dtype=torch.float32, device=b.device)
     if b.numel() == 0:
         return beta

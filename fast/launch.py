@@ -6,8 +6,8 @@ it go through the operation registered under `torch.ops.statescan`, which costs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -48,17 +48,6 @@ def is_traced(x: Tensor) -> bool:
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether a gradient will be asked of the result of these tensors."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-@contextmanager
-def differentiating() -> Iterator[None]:
-    """PyTorch records what is computed here, inside a registered operation too, below whose call it does not."""
-    keys = torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.AutogradOther,
-                torch._C.DispatchKey.AutogradNestedTensor):  # fmt: skip
-        keys = keys.remove(key)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys), torch.enable_grad():
-        yield
 
 
 def register(name: str, function: Callable[..., Any], fake: Callable[..., Any], returns: str = "Tensor") -> Any:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statescan.fast import plain
-from statescan.fast.checks import check_call, is_runnable
+from statescan.fast.checks import check_call
 from statescan.fast.kernels.norms import norm_kernel
 from statescan.fast.launch import Differentiable, ceil_div, device_of, power_of_2, strides
 from statescan.spec.contract import ShapeError
@@ -76,8 +75,6 @@ def _launch(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() == 0:
         return y
-    if not is_runnable(x):
-        return plain.norm(x, z, weight, size, divisor, eps, gate_first, silu)
     channels = x.shape[-1]
     rows, gate = x.reshape(-1, channels), None if z is None else z.reshape(-1, channels)
     block = min(power_of_2(size), MOST_CHANNELS)

@@ -64,22 +64,8 @@ def _offsets(packed_seq_params: PackedSeqParams, total: int | None, check: bool 
     if name not in INDEX_TYPES and offsets.numel():
         raise PackingError(f"cu_seqlens has type {name}: integers (i32 or i64) are needed (PACK-4)")
     if check or not offsets.is_cuda or not offsets.numel():
-        if torch.compiler.is_compiling():
-            return offsets  # their values are looked at where they are used, when the compiled function runs
         check_offsets(offsets.tolist(), total)
     return offsets
-
-
-def live_rows(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Rows `[T, ...]` with zeros past the last offset, selected, so that neither NaN nor a gradient passes (PACK-8).
-
-    >>> live_rows(torch.tensor([[1.0], [2.0], [torch.nan]]), torch.tensor([0, 2])).flatten().tolist()
-    [1.0, 2.0, 0.0]
-    """
-    if cu_seqlens is None:
-        return x
-    live = torch.arange(x.shape[0], device=x.device) < cu_seqlens[-1]
-    return torch.where(live.view(-1, *[1] * (x.ndim - 1)), x, 0.0)
 
 
 def ids_to_offsets(seq_idx: Tensor, segments: int) -> Tensor:

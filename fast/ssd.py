@@ -8,6 +8,7 @@ captured in a CUDA graph and replayed with other slots, counts and tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from statescan.fast.launch import ceil_div, device_of, is_traced, power_of_2, re
 from statescan.fast.prefill import launch_ssd
 from statescan.fast.relaunch import Key, key_of, remember, remembered
 from statescan.fast.tiling import Tile, reaches_far, slot_strides, state_tile
-from statescan.fast.training import ANY_STEP, check_limit
-from statescan.fast.training import ssd as ssd
+from statescan.spec.contract import UnsupportedError
+
+ANY_STEP = (0.0, float("inf"))
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", "Tensor | None"]
 """x, dt, A, B, C, D, z, dt_bias."""
@@ -146,6 +148,17 @@ def launch_update(
         if key is not None:
             tensors = (*inputs, pool, read_slots, write_slots, entries, num_accepted, num_tokens, y)
             remember(key, compiled, grid, arguments, tensors)
+
+
+def check_limit(dt_limit: Any) -> tuple[float, float]:
+    """A limit is a pair (least, largest) of step sizes (SSD-6)."""
+    try:
+        least, largest = (float(bound) for bound in dt_limit)
+    except (TypeError, ValueError):
+        least, largest = 1.0, 0.0
+    if not least <= largest:
+        raise UnsupportedError(f"dt_limit={dt_limit!r}: a pair (least, largest) is needed (SSD-6)")
+    return least, largest
 
 
 _update_op = register("ssd_update", _update, new_output)

@@ -1,37 +1,34 @@
-"""What the four mixers share: projections, the convolution, the two hooks on slots, the packed forward pass.
+"""What the four mixers share: projections, the convolution, the two hooks on slots, all on the device.
 
 The mixers of `statescan.reference.mixers` with the same configuration, parameters and hooks. A hook is a chain of fast
 operations on the pools in place: gates, convolution, recurrence, gated norm. Everything that can be refused is refused
 before the first of them writes (ERR-3); checks of values as everywhere in the fast path, `check` asks for them.
-The packed forward pass is the same chain of operations that have a gradient, and runs on any device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from statescan.fast import delta, ssd
 from statescan.fast.checks import check_call, check_decay, live_pack, live_tokens
-from statescan.fast.conv import causal_conv1d, causal_conv1d_prefill, causal_conv1d_update
+from statescan.fast.conv import causal_conv1d_prefill, causal_conv1d_update
 from statescan.fast.delta import check_steps
 from statescan.fast.inference import Output, SSMDynamicInferenceMixin
 from statescan.fast.norms import check_groups, rmsnorm_gated
-from statescan.fast.packed import get_cu_seqlens, live_rows
 from statescan.fast.rows import real_positions, zero_padding
 from statescan.reference.host.mixer_config import MixerConfig
 from statescan.reference.host.step import (
-    apply_projection,
     check_decode_shape,
     check_entry_pair,
     check_prefill_shape,
     check_snapshot_room,
     layer_snapshots,
 )
-from statescan.spec.contract import OPERATIONS, PackedSeqParams, UnsupportedError
+from statescan.spec.contract import OPERATIONS, UnsupportedError
 
 Parts = Mapping[str, Tensor]
 Inputs = tuple["Tensor | None", ...]
@@ -157,41 +154,11 @@ class RecurrentMixer(SSMDynamicInferenceMixin, nn.Module):
             check_snapshot_room(int(count[0]), room)
         return real_positions(at[:room], count), buffers[0][: len(at)], buffers[1][: len(at)]
 
-    def forward(
-        self, hidden_states: Tensor, inference_context: Any = None, *,
-        packed_seq_params: PackedSeqParams | None = None, **more: Any,
-    ) -> Output:  # fmt: skip
-        """A pack `[T, 1, d_model]` or, without offsets, `[T, batch, d_model]`; or a step under an inference context."""
-        if more:
-            raise UnsupportedError(f"{next(iter(more))} is no argument of a mixer's forward pass (ERR-5)")
-        if inference_context is None:
-            return self.forward_pack(hidden_states, packed_seq_params)
-        if packed_seq_params is not None:
-            raise UnsupportedError("packed_seq_params beside an inference context, whose metadata has its own (ERR-5)")
+    def forward(self, hidden_states: Tensor, inference_context: Any = None, **more: Any) -> Output:
+        """One step under an inference context."""
+        if inference_context is None or more:
+            raise UnsupportedError("forward without an inference context is not served on the fast path (ERR-5)")
         return self.ssm_dynamic_inference(hidden_states, inference_context)
-
-    # Training --------------------------------------------------------------------------------------------------------
-
-    def forward_pack(self, hidden_states: Tensor, packed_seq_params: PackedSeqParams | None = None) -> Output:
-        """The differentiable forward pass; rows past the last offset enter out_proj as zeros and have no gradient.
-
-        So it is for every kind; the reference's Mamba2 goes by ids and computes those rows as a segment (PACK-3).
-
-        A plain Linear `in_proj` is given zeros in their place, so that NaN there does not reach its weight (PACK-8).
-        One that gathers rows is given what came, and offsets count the rows that it returns (PACK-5).
-        """
-        cu = None if packed_seq_params is None else get_cu_seqlens(packed_seq_params, check=self.check)
-        cu = cu if cu is None else cu.to(hidden_states.device)
-        plain = isinstance(self.in_proj, nn.Linear)
-        zxBCdt, _ = apply_projection(self.in_proj, live_rows(hidden_states, cu) if plain else hidden_states)
-        rows = (zxBCdt if plain else live_rows(zxBCdt, cu)).transpose(0, 1)
-        rest = self.config.split(rows)
-        gates = self.gates(rest)
-        mixed, _ = causal_conv1d(rest["conv"], self.conv_weight, self.conv_bias, None, cu, activation=self.activation,
-                                 check=self.check)  # fmt: skip
-        inputs = self.inputs(self.config_parts(mixed), rest, gates)
-        o = self.operation("")(*inputs, cu_seqlens=cu, **self.settings(), check=self.check)[0]
-        return apply_projection(self.out_proj, live_rows(self.finish(o, rest).transpose(0, 1), cu))
 
     # The shared middle -----------------------------------------------------------------------------------------------
 
@@ -209,11 +176,8 @@ class RecurrentMixer(SSMDynamicInferenceMixin, nn.Module):
         mixed = convolve(rest["conv"], self.conv_weight, self.conv_bias, *windows, activation=self.activation,
                          check=self.check)  # fmt: skip
         inputs = self.inputs(self.config_parts(mixed), rest, gates)
-        return self.finish(self.operation(form)(*inputs, *states, **self.settings(), check=self.check), rest)
-
-    def finish(self, o: Tensor, rest: Parts) -> Tensor:
-        """Heads side by side, then the gated norm where the mixer has one."""
-        y = o.flatten(-2)
+        o = self.operation(form)(*inputs, *states, **self.settings(), check=self.check)
+        y: Tensor = o.flatten(-2)
         if self.norm_weight is None:
             return y
         first, word = self.config.norm_words
@@ -262,8 +226,8 @@ class RecurrentMixer(SSMDynamicInferenceMixin, nn.Module):
         """Activation of the convolution; none for a bare mixer."""
         return None if self.config.bare else self.config.activation
 
-    def operation(self, form: str) -> Callable[..., Any]:
-        """The fast operation in one of its forms: "", "_prefill", "_update"."""
-        module = ssd if self.config.kind == "mamba2" else delta
-        found: Callable[..., Any] = getattr(module, self.config.operation + form)
+    def operation(self, form: str) -> Callable[..., Tensor]:
+        """The fast operation in one of its forms on slots: "_prefill", "_update"."""
+        module = import_module(f"statescan.fast.{'ssd' if self.config.kind == 'mamba2' else 'delta'}")
+        found: Callable[..., Tensor] = getattr(module, self.config.operation + form)
         return found
